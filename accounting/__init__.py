@@ -1,0 +1,1 @@
+"""Accounting: every attempt once, every GPU-second somewhere."""

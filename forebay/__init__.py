@@ -1,0 +1,1 @@
+"""The composition root: wires ports to clients and starts processes. Nothing else."""

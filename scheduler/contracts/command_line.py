@@ -1,0 +1,92 @@
+"""Manners that every command shares: one-line errors, Slurm's exit codes, questions, JSON, tables.
+
+Commands are functions ``main(argv, *, api, out, err, …) -> int`` in their own folder; they print
+nothing by any other way, so that tests call them without a process.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn, TextIO
+
+
+class CommandError(Exception):
+    """Ends a command with ``prog: error: message`` on stderr and ``code``."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.message = " ".join(message.split())
+        self.code = code
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser with Slurm's manners: unambiguous prefixes, one-line errors, no `exit`.
+
+    Args:
+        usage_code: exit code for a bad option (sbatch's is 255, the others' is 1).
+    """
+
+    def __init__(self, *args: Any, usage_code: int = 1, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", True)
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*args, **kwargs)
+        self.usage_code = usage_code
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage and leaving."""
+        raise CommandError(f"{message}; see {self.prog} --help", self.usage_code)
+
+
+def run(prog: str, body: Any, *, err: TextIO | None = None) -> int:
+    """Call ``body()`` and turn what it raises into an exit code and one line on stderr."""
+    stream = sys.stderr if err is None else err
+    try:
+        return int(body() or 0)
+    except CommandError as error:
+        print(f"{prog}: error: {error.message}", file=stream)
+        return error.code
+    except SystemExit as error:  # argparse: --help and --version
+        return int(error.code or 0)
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=stream)
+        return 130
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the reader has left; be quiet
+        return 141
+
+
+def colour(stream: TextIO) -> bool:
+    """Return whether colour and progress bars may go to ``stream``."""
+    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def confirm(question: str, *, yes: bool, out: TextIO, stdin: TextIO | None = None) -> None:
+    """Ask before a destructive act on more than one item.
+
+    Raises:
+        CommandError: the answer was not yes, or nobody is there to ask.
+    """
+    if yes:
+        return
+    source = sys.stdin if stdin is None else stdin
+    if not source.isatty():
+        raise CommandError(f"{question} Nobody to ask here: repeat with -y")
+    print(f"{question} [y/N] ", end="", file=out, flush=True)
+    if source.readline().strip().lower() not in {"y", "yes"}:
+        raise CommandError("nothing done")
+
+
+def print_json(value: Any, out: TextIO) -> None:
+    """Print stable JSON: sorted keys, one document."""
+    print(json.dumps(value, indent=2, sort_keys=True, default=str), file=out)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], out: TextIO) -> None:
+    """Print left-aligned columns wide enough for every cell."""
+    cells = [list(map(str, header)), *[list(map(str, row)) for row in rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    for row in cells:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print(line.rstrip(), file=out)

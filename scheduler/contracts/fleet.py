@@ -1,0 +1,214 @@
+"""Leases, slots and replicas as the broker, the agents and the gateways see them."""
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+from scheduler.contracts import ids
+
+
+class LeaseKind(enum.StrEnum):
+    """What Slurm may do to a lease: nothing (`serve`), or preempt it (`backfill`)."""
+
+    SERVE = "serve"
+    BACKFILL = "backfill"
+
+
+class LeaseState(enum.StrEnum):
+    """A lease's life, in Forebay's words; `UNKNOWN` is never read as ended."""
+
+    REQUESTED = "requested"  # written down, not yet confirmed by Slurm
+    PENDING = "pending"  # in Slurm's queue
+    RUNNING = "running"
+    CLOSING = "closing"  # given back: draining, then cancelled
+    ENDED = "ended"  # final
+    UNKNOWN = "unknown"
+
+
+class ReplicaState(enum.StrEnum):
+    """A replica's life; which event leads where is `scheduler.core.replicas`."""
+
+    STARTING = "starting"
+    WARM = "warm"  # loaded, not yet taking requests
+    SERVING = "serving"
+    DRAINING = "draining"
+    ASLEEP = "asleep"
+    STOPPED = "stopped"  # final
+    QUARANTINED = "quarantined"  # failed to start too often
+    LOST = "lost"  # final
+
+
+class Role(enum.StrEnum):
+    """What a replica may take now."""
+
+    INTERACTIVE = "interactive"
+    SHARED = "shared"
+    BATCH = "batch"
+
+
+class EngineKind(enum.StrEnum):
+    """Which engine serves a model."""
+
+    VLLM = "vllm"
+    HTTP = "http"  # any OpenAI-compatible server
+    SIMULATED = "simulated"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """How to start a replica: everything that the slot's supervisor needs to know.
+
+    Attributes:
+        model: the served name.
+        version: its version.
+        engine: which engine.
+        weights: a local path to the model's folder (vLLM), a base URL (HTTP), or "" (simulated).
+        engine_args: engine arguments by long option name without dashes (`max-num-seqs`: 8);
+            a true value means the bare flag. Checked by the engine's adapter.
+        seats: sequences that run at once (vLLM's max-num-seqs).
+        reserved_seats: seats that batch never takes.
+        max_context: tokens of prompt plus output.
+        gpus: GPUs that it needs.
+        adapters: LoRA adapter names and their local paths.
+    """
+
+    model: str
+    version: str
+    engine: EngineKind
+    weights: str = ""
+    engine_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    seats: int = 8
+    reserved_seats: int = 1
+    max_context: int = 2048
+    gpus: int = 1
+    adapters: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReplicaStats:
+    """What a replica says of itself every 200 ms.
+
+    Attributes:
+        at_us: UTC µs when it was taken, on the replica's clock.
+        seats: seats in all.
+        interactive: sequences of tiers interactive and standard that run now.
+        batch: sequences of tier batch that run now.
+        kv_blocks: KV blocks in all.
+        kv_free: of these, free or evictable.
+        output_tokens_total: tokens sampled since start.
+        preempted_total: batch sequences aborted for interactive work since start.
+        reclaim_ms: the newest rung-0 reclaims, milliseconds from order to free seat, at most 32.
+        step_ms: the engine's newest step time in milliseconds, 0 if it does not say.
+    """
+
+    at_us: int
+    seats: int
+    interactive: int = 0
+    batch: int = 0
+    kv_blocks: int = 0
+    kv_free: int = 0
+    output_tokens_total: int = 0
+    preempted_total: int = 0
+    reclaim_ms: tuple[float, ...] = ()
+    step_ms: float = 0.0
+
+    @property
+    def free(self) -> int:
+        """Seats that nobody holds."""
+        return max(0, self.seats - self.interactive - self.batch)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replica:
+    """One replica as the broker publishes it and the gateways route to it.
+
+    Attributes:
+        address: ``host:port`` of its HTTP server, "" while it starts.
+        incarnation: grows each time something listens anew under this replica id's registration.
+        secret_file: path of the 0600 file that holds the bearer secret of every path of it.
+        reason: why it is in this state, one line, or "".
+        phases_s: start-up phases and their seconds (queue, import, load, warm-up …).
+    """
+
+    replica_id: ids.ReplicaId
+    cluster: str
+    lease_id: ids.LeaseId
+    slot_id: ids.SlotId
+    slurm_job_id: str
+    node: str
+    spec: ReplicaSpec
+    state: ReplicaState
+    role: Role
+    address: str = ""
+    incarnation: int = 0
+    secret_file: str = ""
+    stats: ReplicaStats | None = None
+    reason: str = ""
+    phases_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lease:
+    """A Slurm job that Forebay holds."""
+
+    lease_id: ids.LeaseId
+    cluster: str
+    kind: LeaseKind
+    team: str
+    state: LeaseState
+    gpus: int
+    gres_type: str = ""
+    partition: str = ""
+    slurm_job_id: str = ""
+    nodes: tuple[str, ...] = ()
+    walltime_s: int = 0
+    requested_us: int = 0
+    started_us: int = 0
+    ended_us: int = 0
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Route:
+    """Model → version by weight. Weights are percent and add up to 100."""
+
+    model: str
+    weights: Mapping[str, int]
+    max_context: int = 2048
+    adapters: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FleetView:
+    """What a gateway knows of the fleet: the newest word of the broker, whole.
+
+    Attributes:
+        epoch: the leader's epoch; an older one is ignored.
+        revision: grows with every change.
+        received: the receiver's own monotonic seconds when it came; the age of the stats.
+    """
+
+    epoch: int
+    revision: int
+    routes: Mapping[str, Route]
+    replicas: tuple[Replica, ...]
+    received: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Demand:
+    """What one gateway has waiting for one model, told to the broker every 200 ms.
+
+    Attributes:
+        waiting: requests in the queue, by tier.
+        in_flight: requests dispatched and not closed, by tier.
+        oldest_wait_s: seconds that the head of the interactive queue has waited.
+        ttft_ms: newest interactive TTFTs, at most 64.
+    """
+
+    model: str
+    waiting: Mapping[str, int]
+    in_flight: Mapping[str, int]
+    oldest_wait_s: float = 0.0
+    ttft_ms: tuple[float, ...] = ()

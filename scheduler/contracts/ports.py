@@ -1,0 +1,178 @@
+"""Ports between the parts: what one needs of another, wired together by `forebay/` alone."""
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from scheduler.contracts import errors, fleet, requests
+
+
+class FleetSource(Protocol):
+    """What a gateway worker knows of the fleet, and where it tells its demand."""
+
+    def view(self) -> fleet.FleetView | None:
+        """Return the newest view, or None before the first; never blocks."""
+        ...
+
+    async def changed(self, after: int) -> None:
+        """Return once the view's revision is other than ``after``."""
+        ...
+
+    def report(self, demand: Sequence[fleet.Demand]) -> None:
+        """Offer the newest demand; it is sent with the next report, older ones are dropped."""
+        ...
+
+
+class StaticFleet:
+    """The fake source: a view that a test sets."""
+
+    def __init__(self, view: fleet.FleetView | None = None) -> None:
+        self._view = view
+        self._event = asyncio.Event()
+        self.demand: list[fleet.Demand] = []
+
+    def view(self) -> fleet.FleetView | None:
+        """Return the view that was set last."""
+        return self._view
+
+    def set(self, view: fleet.FleetView) -> None:
+        """Publish ``view`` and wake who waits."""
+        self._view = view
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def changed(self, after: int) -> None:
+        """Wait for `set`, unless the view is already another one."""
+        if self._view is None or self._view.revision == after:
+            await self._event.wait()
+
+    def report(self, demand: Sequence[fleet.Demand]) -> None:
+        """Keep what was reported last."""
+        self.demand = list(demand)
+
+
+class Authenticator(Protocol):
+    """Turns an Authorization header into a caller."""
+
+    async def authenticate(self, authorization: str | None) -> requests.Caller:
+        """Return who the credential is.
+
+        Args:
+            authorization: the header's value: ``Bearer fbk_…`` or ``Munge MUNGE:…:``.
+
+        Raises:
+            errors.Unauthenticated: none, or unknown; `errors.KeyExpired` where it was good once.
+        """
+        ...
+
+
+class KeyStore(Protocol):
+    """Finds API keys; the registry is the real one."""
+
+    async def find(self, token: str) -> requests.Caller:
+        """Return the key's caller; raises as `Authenticator.authenticate` does."""
+        ...
+
+
+class Directory(Protocol):
+    """Knows which team a Unix user charges, from Slurm's associations."""
+
+    async def caller(self, user: str) -> requests.Caller:
+        """Return the caller for a Unix user.
+
+        Raises:
+            errors.Forbidden: the user has no association.
+        """
+        ...
+
+
+class StaticKeys:
+    """The fake of `KeyStore` and `Authenticator`: tokens that a test knows."""
+
+    def __init__(self, callers: Mapping[str, requests.Caller]) -> None:
+        self.callers = dict(callers)
+
+    async def find(self, token: str) -> requests.Caller:
+        """Return the caller of ``token``."""
+        if token not in self.callers:
+            raise errors.Unauthenticated("API key not known: create one with `fctl key create`")
+        return self.callers[token]
+
+    async def authenticate(self, authorization: str | None) -> requests.Caller:
+        """Return the caller of ``Bearer <token>``."""
+        return await self.find((authorization or "").removeprefix("Bearer "))
+
+
+class Step(Protocol):
+    """A running job step (or a local process that stands for one)."""
+
+    @property
+    def pid(self) -> int:
+        """The local process that represents it: srun, or the process itself."""
+        ...
+
+    async def wait(self) -> int:
+        """Return its exit code once it has ended."""
+        ...
+
+    async def terminate(self) -> None:
+        """Send SIGTERM to the step's tasks; no error if they are gone."""
+        ...
+
+    async def kill(self) -> None:
+        """End the step's tasks for good; no error if they are gone."""
+        ...
+
+
+class StepLauncher(Protocol):
+    """Starts a slot's supervisor with GPUs of its lease bound to it."""
+
+    async def start(
+        self, argv: Sequence[str], *, gpus: int, cpus: int, env: Mapping[str, str], log: Path
+    ) -> Step:
+        """Start ``argv`` as one task holding ``gpus`` GPUs that no other step has.
+
+        Args:
+            argv: the command.
+            gpus: GPUs to bind; 0 for none.
+            cpus: CPUs to bind.
+            env: the whole environment to add to the lease's own.
+            log: file for stdout and stderr, appended.
+
+        Raises:
+            slurm.SlurmError: the step could not be started (`SlurmUnavailable`: try again later).
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ApiResponse:
+    """A control-plane answer: HTTP status, the parsed JSON (or None), and the raw body."""
+
+    status: int
+    json: Any
+    body: bytes
+
+
+class Api(Protocol):
+    """The commands' way to a gateway: base URL and credential are the implementation's business."""
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        params: Mapping[str, str] | None = None,
+        upload: Path | None = None,
+        download: Path | None = None,
+    ) -> ApiResponse:
+        """Send one request; ``upload`` streams a file as the body, ``download`` streams the body to one.
+
+        Raises:
+            command_line.CommandError: the gateway can't be reached or refused; the message is one
+                line, ready for stderr.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Protocol buffers and the code generated from them (`make proto`)."""

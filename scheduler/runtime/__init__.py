@@ -1,0 +1,1 @@
+"""What makes decisions happen: registry, snapshot, loop, applier, broker and its clients."""

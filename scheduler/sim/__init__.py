@@ -1,0 +1,1 @@
+"""Virtual time: the same core, driven by traces."""

@@ -1,0 +1,1 @@
+"""A real Slurm cluster in one folder, for tests and demos."""

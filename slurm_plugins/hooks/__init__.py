@@ -1,0 +1,1 @@
+"""What Slurm itself runs: the submit plugin, prolog and epilog."""
