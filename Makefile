@@ -1,0 +1,60 @@
+# Forebay's front door. Each target sets up whatever it needs; nothing else has to be installed by hand.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PY := .venv/bin/python -P
+SHELL_FILES = $(shell git ls-files '*.sh' '.ci/*' | grep -v '\.py$$')
+
+.PHONY: help demo up test test-unit test-pyslurm check proto format clean setup setup-demo
+
+help: ## show the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup-demo:
+	@.ci/debian-packages --demo --optional
+	@.ci/setup demo
+
+setup:
+	@.ci/debian-packages
+	@.ci/setup all
+
+demo: setup-demo ## a real Slurm cluster, real vLLM replicas, a spike, and the bill, in one go (SLURM=embedded: without root)
+	@$(PY) -m forebay demo
+
+up: setup-demo ## the same, kept running, with examples to paste
+	@$(PY) -m forebay up --demo-cluster
+
+test: setup ## every test, on the real services
+	.ci/test
+
+test-unit: ## the unit tests alone
+	$(PY) -m pytest tests/unit tests/properties -q
+
+test-pyslurm: setup ## the Slurm contract suite on pyslurm, inside a Slurm 26.05 root
+	.ci/forky
+	.ci/pyslurm
+
+check: setup ## what CI checks besides the tests
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	shellcheck $(SHELL_FILES)
+	luacheck --config slurm_plugins/hooks/.luacheckrc slurm_plugins/hooks
+	$(MAKE) --no-print-directory proto-current
+
+.PHONY: proto-current
+proto-current: ## the generated code is what the .proto files say
+	@d=$$(mktemp -d) && trap 'rm -rf "$$d"' EXIT && \
+	$(PY) -m grpc_tools.protoc -I. --python_out="$$d" --grpc_python_out="$$d" --mypy_out="$$d" --mypy_grpc_out="$$d" \
+	  scheduler/contracts/v1/*.proto 2>/dev/null && \
+	for f in "$$d"/scheduler/contracts/v1/*; do cmp "$$f" "scheduler/contracts/v1/$$(basename "$$f")" || exit 1; done
+
+proto: ## generate the protocol code again
+	$(PY) -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. scheduler/contracts/v1/*.proto
+
+format: ## put the code in order
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+clean: ## remove what was built here
+	rm -rf build .venv .venv-vllm-*
