@@ -1,0 +1,144 @@
+"""The [scheduler] table of forebay.toml: the broker's times, limits and places."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from scheduler.contracts import settings
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """What the broker may be told; every default works on one machine."""
+
+    listen: str = settings.setting(
+        "127.0.0.1:0",
+        "Address of the control server (agents and gateways connect to it); port 0 takes a free one, "
+        "a site with agents on other hosts names an address that they reach.",
+    )
+    advertise: str = settings.setting(
+        "",
+        "Host that agents and gateways are told to connect to; empty: the host part of `listen`.",
+    )
+    registry_url: str = settings.setting(
+        "",
+        "SQLAlchemy URL of the registry; empty: SQLite in the state folder. "
+        "PostgreSQL: postgresql+psycopg://user@host/forebay.",
+    )
+    tick_s: float = settings.setting(
+        0.2, "Between two plans; as often as replicas and gateways report.", unit="s", least=0.01
+    )
+    slurm_poll_s: float = settings.setting(
+        2.0,
+        "Between two polls of Slurm (all jobs and nodes in one go); each costs the controller some ms.",
+        unit="s",
+        least=0.1,
+    )
+    stats_stale_s: float = settings.setting(
+        1.0, "Replica stats older than this are not used for decisions.", unit="s", least=0.1
+    )
+    agent_silent_s: float = settings.setting(
+        5.0,
+        "An agent that says nothing for so long is silent: its replicas are lost and unrouted.",
+        unit="s",
+        least=0.5,
+    )
+    agent_connect_s: float = settings.setting(
+        60.0,
+        "A running lease whose agent has not come by then is given back.",
+        unit="s",
+        least=1,
+    )
+    absent_polls: int = settings.setting(
+        3,
+        "Polls in a row in which Slurm must not list a lease before absence is read as its end, and "
+        "then only if the agent is silent as well.",
+        least=1,
+    )
+    adopt_grace_s: float = settings.setting(
+        5.0,
+        "After taking the lead nothing is started, asked for or given back for so long, so that agents "
+        "can reconnect and Slurm can be read first.",
+        unit="s",
+        least=0,
+    )
+    ttft_slo_ms: float = settings.setting(
+        500.0,
+        "Interactive time to first token aimed at; a predicted wait above half of it is pressure.",
+        unit="ms",
+        least=1,
+    )
+    pressure_ticks: int = settings.setting(
+        2, "Ticks in a row with pressure before a replica turns interactive (rung 1).", least=1
+    )
+    calm_s: float = settings.setting(
+        30.0,
+        "Calm after which a replica is shared with batch again; shorter ones flip for ever in real traces.",
+        unit="s",
+        least=0,
+    )
+    lease_walltime_s: int = settings.setting(
+        86400, "Walltime asked for a lease; renewed by a new lease.", unit="s", least=60
+    )
+    lease_gpus: int = settings.setting(
+        0, "GPUs asked for in one lease; 0: as many as the replica that it is for.", least=0
+    )
+    lease_team: str = settings.setting(
+        "forebay", "Team (Slurm account) that warm leases are charged to."
+    )
+    lease_partition: str = settings.setting("", "Partition for leases; empty: the [slurm] table's.")
+    lease_gres_type: str = settings.setting(
+        "", "GPU type for leases as the site spells it (`H100`); empty: any."
+    )
+    slot_cpus: int = settings.setting(1, "CPUs bound to each slot.", least=1)
+    pending_leases: int = settings.setting(
+        4, "Leases that may wait in Slurm's queue at once, over all models.", least=1
+    )
+    lease_backoff_s: float = settings.setting(
+        5.0,
+        "Pause after Slurm refused or ended a lease early; doubles to 12 times.",
+        unit="s",
+        least=0,
+    )
+    idle_lease_s: float = settings.setting(
+        30.0, "A lease without any replica is given back after so long.", unit="s", least=0
+    )
+    start_timeout_s: float = settings.setting(
+        300.0,
+        "A replica that is not serving by then is stopped and counts as failed.",
+        unit="s",
+        least=1,
+    )
+    drain_s: float = settings.setting(
+        30.0, "How long a replica that is to stop may finish its streams.", unit="s", least=0
+    )
+    restart_backoff_s: float = settings.setting(
+        1.0,
+        "Pause before a dead replica is started anew; doubles with each failed start.",
+        unit="s",
+        least=0,
+    )
+    restart_backoff_max_s: float = settings.setting(
+        60.0, "Longest pause between two starts.", unit="s", least=0
+    )
+    quarantine_after: int = settings.setting(
+        3, "Failed starts in a row after which a model is quarantined, its reason kept.", least=1
+    )
+    quarantine_s: float = settings.setting(
+        600.0, "How long a quarantine lasts; `fctl resume MODEL` ends it.", unit="s", least=0
+    )
+    leader_ttl_s: float = settings.setting(
+        5.0, "A leader that has not renewed for so long may be replaced.", unit="s", least=0.5
+    )
+    leader_renew_s: float = settings.setting(
+        1.0, "Between two renewals of the lead.", unit="s", least=0.1
+    )
+    plan_history: int = settings.setting(
+        200, "Plans with actions that the registry keeps for `fctl explain`.", least=1
+    )
+    directory_refresh_s: float = settings.setting(
+        60.0, "Between two readings of Slurm's associations.", unit="s", least=1
+    )
+    user_teams: Mapping[str, str] = settings.setting(
+        {}, "Unix user to team, for a cluster without accounting; `*` stands for everybody else."
+    )
+    admins: tuple[str, ...] = settings.setting((), "Unix users that may see and change everything.")
