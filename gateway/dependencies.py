@@ -1,0 +1,27 @@
+"""What a gateway is given by the composition root."""
+
+import dataclasses
+
+from gateway import settings
+from scheduler.contracts import clock, ports, usage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dependencies:
+    """The ports behind a gateway.
+
+    Attributes:
+        settings: the [gateway] table.
+        authenticator: who a credential is; `gateway.auth.Credentials` is the real one.
+        fleet: the newest view of replicas and routes, and where demand is told.
+        sink: where usage rows go.
+        clock: this process's time.
+        cluster: the cluster's name, as usage rows carry it.
+    """
+
+    settings: settings.GatewaySettings
+    authenticator: ports.Authenticator
+    fleet: ports.FleetSource
+    sink: usage.UsageSink
+    clock: clock.Clock
+    cluster: str
