@@ -1,0 +1,269 @@
+"""A job's journal: what became of each line, appended, checksummed, synced in groups.
+
+The append of a result is the commit point of its line: results are published from the journal alone,
+so a line has either its one result in here or none. A file is `MAGIC`, then entries: payload length
+and CRC-32 (`_HEAD`), then the payload: kind, attempt and line number (`_BODY`) and bytes, which for a
+result are the very line of the output or error file. The writer holds a lock on the file, so two
+runners never work on one job and the death of one frees it at once.
+"""
+
+import dataclasses
+import enum
+import fcntl
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+MAGIC = b"forebay-journal-1\n"
+_HEAD = struct.Struct("!II")
+_BODY = struct.Struct("!BIQ")
+_MAX_PAYLOAD = 1 << 30
+
+
+class Kind(enum.IntEnum):
+    """What an entry says."""
+
+    DISPATCHED = 1  # attempt of the line was sent
+    SUCCEEDED = 2  # data: its line of the output file
+    FAILED = 3  # data: its line of the error file
+    PREEMPTED = 4  # it gave its seat back; never counted against the line
+    RETRIED = 5  # it failed and is tried again
+    LOST = 6  # it failed because its replica was lost
+    SEALED = 7  # data: the ending; no result follows
+
+
+RESULTS = frozenset({Kind.SUCCEEDED, Kind.FAILED})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry; `line` and `attempt` are 0 where they say nothing."""
+
+    kind: Kind
+    line: int = 0
+    attempt: int = 0
+    data: bytes = b""
+
+    def encode(self) -> bytes:
+        """Return the entry's bytes in the file."""
+        payload = _BODY.pack(self.kind, self.attempt, self.line) + self.data
+        return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+class JournalBusy(Exception):
+    """Another process writes this journal."""
+
+
+class JournalError(Exception):
+    """The file is no journal."""
+
+
+@dataclasses.dataclass(slots=True)
+class History:
+    """What an unfinished line went through."""
+
+    attempts: int = 0
+    failures: int = 0
+    lost: int = 0
+    preempted: int = 0
+
+    @property
+    def counted(self) -> int:
+        """Failures that count against the cap; a preemption never does."""
+        return self.failures + self.lost
+
+
+@dataclasses.dataclass(slots=True)
+class Recovered:
+    """The state of every line, one byte each, rebuilt from a journal.
+
+    Attributes:
+        states: by line number: 0, or the `Kind` of its result.
+        histories: of lines that were sent and have no result.
+        sealed: the ending, or "" while lines may still run.
+        size: bytes of whole entries; the torn rest is cut when a writer opens the file.
+    """
+
+    states: bytearray
+    histories: dict[int, History] = dataclasses.field(default_factory=dict)
+    sealed: str = ""
+    ok: int = 0
+    failed: int = 0
+    preempted: int = 0
+    retried: int = 0
+    size: int = 0
+
+    def history(self, line: int) -> History:
+        """Return the history of an unfinished line, made at its first entry."""
+        return self.histories.setdefault(line, History())
+
+    def add(self, entry: Entry) -> bool:
+        """Take one entry into account; return False for a result that comes second and is void."""
+        if entry.kind is Kind.SEALED:
+            self.sealed = self.sealed or entry.data.decode()
+            return True
+        if self.states[entry.line]:
+            return False
+        if entry.kind in RESULTS:
+            self.states[entry.line] = entry.kind
+            self.histories.pop(entry.line, None)
+            self.ok += entry.kind is Kind.SUCCEEDED
+            self.failed += entry.kind is Kind.FAILED
+            return True
+        history = self.history(entry.line)
+        if entry.kind is Kind.DISPATCHED:
+            history.attempts = entry.attempt
+        elif entry.kind is Kind.PREEMPTED:
+            history.preempted += 1
+            self.preempted += 1
+        else:
+            history.failures += entry.kind is Kind.RETRIED
+            history.lost += entry.kind is Kind.LOST
+            self.retried += 1
+        return True
+
+
+def _read(file: BinaryIO) -> Entry | None:
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    size, checksum = _HEAD.unpack(head)
+    if not _BODY.size <= size <= _MAX_PAYLOAD:  # zeros after a power loss, or damage
+        return None
+    payload = file.read(size)
+    if len(payload) < size or zlib.crc32(payload) != checksum:
+        return None
+    kind, attempt, line = _BODY.unpack_from(payload)
+    return Entry(Kind(kind), line, attempt, payload[_BODY.size :])
+
+
+def read_at(file: BinaryIO, offset: int) -> Entry:
+    """Return the entry at ``offset``.
+
+    Raises:
+        JournalError: there is no whole entry.
+    """
+    file.seek(offset)
+    entry = _read(file)
+    if entry is None:
+        raise JournalError(f"{file.name} is damaged at byte {offset}")
+    return entry
+
+
+def entries(file: BinaryIO) -> Iterator[tuple[int, Entry]]:
+    """Yield each whole entry with its offset, up to the end or the first torn or damaged one.
+
+    Raises:
+        JournalError: the file does not begin as a journal does.
+    """
+    magic = file.read(len(MAGIC))
+    if magic != MAGIC:
+        if MAGIC.startswith(magic):  # torn while it was made: nothing was in it yet
+            return
+        raise JournalError(f"{file.name} is no journal of batch_jobs")
+    at = len(MAGIC)
+    while (entry := _read(file)) is not None:
+        yield at, entry
+        at += _HEAD.size + _BODY.size + len(entry.data)
+
+
+def recover(path: Path, last_line: int) -> Recovered:
+    """Rebuild the lines' states; memory is one byte a line, and the unfinished lines' histories.
+
+    Args:
+        path: the journal; a missing one is an empty one.
+        last_line: the number of the job's last line.
+
+    Raises:
+        JournalError: not a journal, or one of a longer file.
+    """
+    found = Recovered(bytearray(last_line + 1))
+    if not path.exists():
+        return found
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) == MAGIC:
+            found.size = len(MAGIC)
+        file.seek(0)
+        for at, entry in entries(file):
+            if entry.line > last_line:
+                raise JournalError(
+                    f"{path} speaks of line {entry.line}, the job ends at {last_line}"
+                )
+            found.add(entry)
+            found.size = at + _HEAD.size + _BODY.size + len(entry.data)
+    return found
+
+
+class Writer:
+    """Appends entries; `commit` makes all that were appended before it durable.
+
+    `append` may be called while `commit` runs in another thread. After a failed commit (a full disk)
+    nothing is lost: the file is cut back to its last whole entry and the next commit writes again.
+    """
+
+    def __init__(self, path: Path, last_line: int = 0) -> None:
+        """Open and lock the journal, recover it, and cut what is torn at its end.
+
+        Args:
+            path: the journal; made if it is not there.
+            last_line: the number of the job's last line.
+
+        Raises:
+            JournalBusy: another process holds it.
+            JournalError: not a journal.
+        """
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise JournalBusy(f"{path} is held by another runner") from None
+            self.recovered = recover(path, last_line)
+            self._size = self.recovered.size
+            os.ftruncate(self._fd, self._size)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._buffer: list[bytes] = [] if self._size else [MAGIC]
+        self._lock = threading.Lock()  # guards the buffer
+        self._committing = threading.Lock()
+
+    def append(self, entry: Entry) -> None:
+        """Queue an entry for the next commit."""
+        with self._lock:
+            self._buffer.append(entry.encode())
+
+    def commit(self) -> None:
+        """Write what is queued and return when it is on disk.
+
+        Raises:
+            OSError: the disk refused; what was queued stays queued.
+        """
+        with self._committing:
+            with self._lock:
+                queued = len(self._buffer)
+                data = b"".join(self._buffer[:queued])
+            if not data:
+                return
+            try:
+                done = 0
+                while done < len(data):
+                    done += os.pwrite(self._fd, data[done:], self._size + done)
+                os.fdatasync(self._fd)
+            except OSError:
+                os.ftruncate(self._fd, self._size)
+                raise
+            self._size += len(data)
+            with self._lock:
+                del self._buffer[:queued]
+
+    def close(self) -> None:
+        """Commit and let go of the file; the lock is free afterwards even if the commit failed."""
+        try:
+            self.commit()
+        finally:
+            os.close(self._fd)

@@ -1,0 +1,280 @@
+"""The lines of a batch file: split, checked one by one, in bounded memory.
+
+Tolerated: blank lines, CRLF, a UTF-8 byte order mark at the start of the file, a missing newline at
+its end, a missing ``method`` (POST). Everything else that is wrong with a line makes a `BadLine` of it
+and touches no other line. Line numbers count from 1, blank lines included.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from scheduler.contracts import requests
+
+BOM = b"\xef\xbb\xbf"
+MAX_CUSTOM_ID = 512
+ENDPOINTS = frozenset(str(endpoint) for endpoint in requests.Endpoint)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RawLine:
+    """A line without its newline; `data` is empty where the line was longer than allowed."""
+
+    number: int
+    data: bytes
+    too_long: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Line:
+    """A request that may be sent."""
+
+    number: int
+    custom_id: str
+    endpoint: str
+    body: dict[str, Any]
+
+    @property
+    def model(self) -> str:
+        """The model that the line asks for."""
+        return str(self.body["model"])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that can't be sent, and why.
+
+    Attributes:
+        custom_id: the line's own, or None where it has none that is its alone.
+        code: `invalid_json`, `duplicate_custom_id`, ….
+        message: one line, without the line number.
+    """
+
+    number: int
+    custom_id: str | None
+    code: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rules:
+    """What a job asks of its lines.
+
+    Attributes:
+        model: for lines whose body names none; "": they are refused.
+        endpoint: for lines without a url; "": they are refused.
+        models: models that the caller may use; empty means all.
+    """
+
+    model: str = ""
+    endpoint: str = ""
+    models: tuple[str, ...] = ()
+
+
+class Splitter:
+    """Cuts chunks of a file into lines, keeping at most one line of allowed length."""
+
+    def __init__(self, max_line_bytes: int) -> None:
+        self._max = max_line_bytes
+        self._rest = bytearray()
+        self._too_long = False
+        self.number = 0  # of the last line that was given out
+
+    def feed(self, chunk: bytes) -> Iterator[RawLine]:
+        """Take ``chunk`` and yield the lines that end in it."""
+        at = 0
+        while (end := chunk.find(b"\n", at)) >= 0:
+            self._take(chunk[at:end])
+            at = end + 1
+            yield self._line()
+        self._take(chunk[at:])
+
+    def close(self) -> Iterator[RawLine]:
+        """Yield the last line, if it has no newline."""
+        if self._rest or self._too_long:
+            yield self._line()
+
+    def _take(self, piece: bytes) -> None:
+        if self._too_long or len(self._rest) + len(piece) > self._max:
+            self._too_long = True
+            self._rest.clear()
+        else:
+            self._rest += piece
+
+    def _line(self) -> RawLine:
+        self.number += 1
+        data = bytes(self._rest)
+        if self.number == 1:
+            data = data.removeprefix(BOM)
+        line = RawLine(self.number, data, self._too_long)
+        self._rest.clear()
+        self._too_long = False
+        return line
+
+
+class Seen:
+    """A set of custom ids in 16 bytes or so each: an open-addressed table of their digests.
+
+    A Python set of strings takes ten times that, too much for ten million lines. Digests of 12 bytes
+    (the rest of a slot would be air) collide for ten million ids with a probability of 6e-16.
+    """
+
+    _SIZE = 12
+    _EMPTY = bytes(_SIZE)
+
+    def __init__(self) -> None:
+        self._slots = 1024
+        self._table = bytearray(self._slots * self._SIZE)
+        self._used = 0
+
+    def __len__(self) -> int:
+        return self._used
+
+    def add(self, custom_id: str) -> bool:
+        """Add an id; return False if it was there already."""
+        if self._used * 4 >= self._slots * 3:
+            self._grow()
+        digest = hashlib.blake2b(custom_id.encode(), digest_size=self._SIZE).digest()
+        new = self._put(digest)
+        self._used += new
+        return new
+
+    def _put(self, digest: bytes) -> bool:
+        mask = self._slots - 1
+        slot = int.from_bytes(digest[:8], "little") & mask
+        while True:
+            at = slot * self._SIZE
+            held = self._table[at : at + self._SIZE]
+            if held == digest:
+                return False
+            if held == self._EMPTY:
+                self._table[at : at + self._SIZE] = digest
+                return True
+            slot = (slot + 1) & mask
+
+    def _grow(self) -> None:
+        old = self._table
+        self._slots *= 2
+        self._table = bytearray(self._slots * self._SIZE)
+        for at in range(0, len(old), self._SIZE):
+            digest = bytes(old[at : at + self._SIZE])
+            if digest != self._EMPTY:
+                self._put(digest)
+
+
+class Refused(Exception):
+    """Carries a code and a message from a check to `parse`."""
+
+    def __init__(self, code: str, message: str, custom_id: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.custom_id = custom_id
+
+
+def parse(raw: RawLine, rules: Rules) -> Line | BadLine | None:
+    """Read one line; None for a blank one. Says nothing about duplicates: that is `Seen`'s."""
+    if not raw.too_long and not raw.data.strip():
+        return None
+    try:
+        return _line(raw, rules)
+    except Refused as refused:
+        return BadLine(raw.number, refused.custom_id, refused.code, refused.message)
+
+
+def check(raw: RawLine, rules: Rules, seen: Seen) -> Line | BadLine | None:
+    """Read one line as `parse` does, and refuse a custom_id that came before.
+
+    The second line of an id loses it (its `custom_id` is None), so that each id stands once in the results.
+    """
+    line = parse(raw, rules)
+    if line is None or line.custom_id is None or seen.add(line.custom_id):
+        return line
+    shown = json.dumps(line.custom_id[:80])
+    return BadLine(
+        raw.number,
+        None,
+        "duplicate_custom_id",
+        f"custom_id {shown} was used by a line before: change it",
+    )
+
+
+def _line(raw: RawLine, rules: Rules) -> Line:
+    fields = _object(raw)
+    custom_id = _custom_id(fields)
+    try:
+        if fields.get("method", "POST") != "POST":
+            raise Refused("invalid_method", "method must be POST")
+        url = fields.get("url", rules.endpoint or None)
+        if url not in ENDPOINTS:
+            known = ", ".join(sorted(ENDPOINTS))
+            raise Refused("invalid_url", f"url must be one of {known}")
+        return Line(raw.number, custom_id, str(url), _body(fields, rules))
+    except Refused as refused:
+        refused.custom_id = custom_id
+        raise
+
+
+def _object(raw: RawLine) -> dict[str, Any]:
+    if raw.too_long:
+        raise Refused("line_too_long", "the line is longer than batch_jobs.max_line_bytes allows")
+    try:
+        text = raw.data.decode()
+    except UnicodeDecodeError as error:
+        raise Refused(
+            "invalid_utf8",
+            f"not UTF-8: byte 0x{raw.data[error.start]:02X} at column {error.start + 1}",
+        ) from None
+    try:
+        fields = json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise Refused("invalid_json", "not JSON that we read: nested too deeply") from None
+    except ValueError as error:
+        raise Refused("invalid_json", f"not JSON: {str(error)[:200]}") from None
+    if not isinstance(fields, dict):
+        raise Refused("invalid_line", f"must be a JSON object, not {_kind(fields)}")
+    return fields
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _custom_id(fields: dict[str, Any]) -> str:
+    custom_id = fields.get("custom_id")
+    if custom_id is None:
+        raise Refused("missing_custom_id", "custom_id is missing")
+    if not isinstance(custom_id, str) or not custom_id or len(custom_id) > MAX_CUSTOM_ID:
+        raise Refused(
+            "invalid_custom_id", f"custom_id must be a text of 1 to {MAX_CUSTOM_ID} characters"
+        )
+    try:
+        custom_id.encode()
+    except UnicodeEncodeError:
+        raise Refused("invalid_custom_id", "custom_id holds half a surrogate pair") from None
+    return custom_id
+
+
+def _body(fields: dict[str, Any], rules: Rules) -> dict[str, Any]:
+    body = fields.get("body")
+    if body is None:
+        raise Refused("missing_body", "body is missing")
+    if not isinstance(body, dict):
+        raise Refused("invalid_body", f"body must be a JSON object, not {_kind(body)}")
+    if "model" not in body and rules.model:
+        body["model"] = rules.model
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise Refused("missing_model", "body.model is missing: name it there or with --model")
+    if rules.models and model not in rules.models:
+        raise Refused("forbidden", f"you may not use model {json.dumps(model[:80])}")
+    if body.get("stream"):
+        raise Refused("invalid_body", "body.stream can't be true in a batch: leave it out")
+    return body
+
+
+def _kind(value: object) -> str:
+    kinds = {list: "an array", str: "a text", bool: "a truth value", type(None): "null"}
+    return kinds.get(type(value), "a number")

@@ -1,0 +1,242 @@
+"""A batch job, and which event leads from which state to which: pure, no file and no database."""
+
+import dataclasses
+import enum
+from typing import Any
+
+
+class State(enum.StrEnum):
+    """A job's state, by Slurm's names."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    COMPLETING = "COMPLETING"  # no line runs any more; results are being written
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+
+    @property
+    def short(self) -> str:
+        """Return Slurm's code of two letters or so."""
+        return _SHORT[self]
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing leads out of this state."""
+        return self in FINAL
+
+
+_SHORT = {
+    State.PENDING: "PD",
+    State.RUNNING: "R",
+    State.COMPLETING: "CG",
+    State.COMPLETED: "CD",
+    State.FAILED: "F",
+    State.CANCELLED: "CA",
+    State.TIMEOUT: "TO",
+}
+FINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED, State.TIMEOUT})
+ACTIVE = frozenset(State) - FINAL
+
+
+class Event(enum.StrEnum):
+    """What may happen to a job."""
+
+    START = "start"  # a runner sends its lines
+    DRAINED = "drained"  # every line has its result
+    CANCEL = "cancel"  # lines without a result end as batch_cancelled
+    EXPIRE = "expire"  # time limit or deadline: they end as batch_expired
+    FAIL = "fail"  # the job itself can't go on (its files are gone, its output is refused)
+    PUBLISHED = "published"  # results stand in their files
+    PUBLISHED_CANCELLED = "published_cancelled"
+    PUBLISHED_EXPIRED = "published_expired"
+
+
+TRANSITIONS = {
+    (State.PENDING, Event.START): State.RUNNING,
+    (State.PENDING, Event.CANCEL): State.COMPLETING,
+    (State.PENDING, Event.EXPIRE): State.COMPLETING,
+    (State.PENDING, Event.FAIL): State.FAILED,
+    (State.RUNNING, Event.DRAINED): State.COMPLETING,
+    (State.RUNNING, Event.CANCEL): State.COMPLETING,
+    (State.RUNNING, Event.EXPIRE): State.COMPLETING,
+    (State.RUNNING, Event.FAIL): State.FAILED,
+    (State.COMPLETING, Event.PUBLISHED): State.COMPLETED,
+    (State.COMPLETING, Event.PUBLISHED_CANCELLED): State.CANCELLED,
+    (State.COMPLETING, Event.PUBLISHED_EXPIRED): State.TIMEOUT,
+    (State.COMPLETING, Event.FAIL): State.FAILED,
+}
+
+
+class WrongEvent(Exception):
+    """The event is not listed for the state."""
+
+
+def after(state: State, event: Event) -> State:
+    """Return the state that ``event`` leads to.
+
+    Raises:
+        WrongEvent: the pair is not in `TRANSITIONS`.
+    """
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise WrongEvent(f"a {state} job knows no event {event}") from None
+
+
+class Ending(enum.StrEnum):
+    """Why no line runs any more; kept in the journal's seal."""
+
+    DRAINED = "drained"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def published(self) -> Event:
+        """Return the event that ends the job once its results stand in their files."""
+        return _PUBLISHED[self]
+
+    @property
+    def event(self) -> Event:
+        """Return the event that takes the job out of RUNNING."""
+        return _ENDED[self]
+
+
+_PUBLISHED = {
+    Ending.DRAINED: Event.PUBLISHED,
+    Ending.CANCELLED: Event.PUBLISHED_CANCELLED,
+    Ending.EXPIRED: Event.PUBLISHED_EXPIRED,
+}
+_ENDED = {
+    Ending.DRAINED: Event.DRAINED,
+    Ending.CANCELLED: Event.CANCEL,
+    Ending.EXPIRED: Event.EXPIRE,
+}
+
+
+class Reason(enum.StrEnum):
+    """Why a job is in its state, in Slurm's words."""
+
+    NONE = "None"
+    PRIORITY = "Priority"  # other jobs go first
+    RESOURCES = "Resources"  # no replica has room for it
+    HELD_USER = "JobHeldUser"
+    HELD_ADMIN = "JobHeldAdmin"
+    BEGIN = "BeginTime"
+    TIME_LIMIT = "TimeLimit"
+    DEADLINE = "DeadLine"
+    LAUNCH_FAILED = "JobLaunchFailure"  # the job's own files are gone or unreadable
+    OUTPUT_REFUSED = "OutputRefused"  # results stand in Forebay's folder, not where the user asked
+
+
+class Order(enum.StrEnum):
+    """In which order results are written."""
+
+    INPUT = "input"
+    COMPLETION = "completion"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Counts:
+    """Lines by how they ended, and what it took. Only what the journal has on disk is counted."""
+
+    total: int = 0
+    ok: int = 0
+    failed: int = 0
+    preempted: int = 0  # times that a line gave its seat back
+    retried: int = 0  # failures that were tried again
+
+    @property
+    def done(self) -> int:
+        """Lines that have their result."""
+        return self.ok + self.failed
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchJob:
+    """A submitted file of requests.
+
+    Attributes:
+        job_id: counts up from 1.
+        team: who pays.
+        user: whose job it is.
+        uid: the Unix user that owns the published files; None: they stay in Forebay's folder.
+        gid: that user's group.
+        umask: for the published files.
+        model: for lines that name none.
+        endpoint: for lines that name none.
+        order: of the results.
+        detail: one line on the reason, or "".
+        last_line: number of the file's last line, blank ones included.
+        begin_us: UTC µs before which it does not start; 0: at once.
+        deadline_us: UTC µs after which it is of no use; 0: never.
+        time_limit_s: seconds that it may run; 0: unlimited.
+        held: "", "user" or "admin".
+        cancel_us: when somebody cancelled it; 0: nobody did.
+        output_path: where its results go, expanded; "": nowhere outside Forebay's folder.
+        source: the submitted file as the user named it.
+    """
+
+    job_id: int
+    team: str
+    user: str
+    uid: int | None = None
+    gid: int | None = None
+    umask: int = 0o077
+    name: str = "fbatch"
+    comment: str = ""
+    model: str = ""
+    endpoint: str = ""
+    order: Order = Order.COMPLETION
+    state: State = State.PENDING
+    reason: str = Reason.NONE
+    detail: str = ""
+    counts: Counts = dataclasses.field(default_factory=Counts)
+    last_line: int = 0
+    submitted_us: int = 0
+    started_us: int = 0
+    ended_us: int = 0
+    begin_us: int = 0
+    deadline_us: int = 0
+    time_limit_s: int = 0
+    held: str = ""
+    cancel_us: int = 0
+    output_path: str = ""
+    error_path: str = ""
+    source: str = ""
+    input_sha256: str = ""
+
+    def public(self) -> dict[str, Any]:
+        """Return the job as the API and ``fqueue --json`` show it; stable."""
+        shown = dataclasses.asdict(self)
+        for private in ("uid", "gid", "umask"):
+            del shown[private]
+        counts = shown.pop("counts")
+        return {
+            **shown,
+            "state": str(self.state),
+            "order": str(self.order),
+            "reason": str(self.reason),
+            "tier": "batch",
+            "lines": counts,
+        }
+
+
+def waiting_reason(job: BatchJob, now_us: int) -> Reason | None:
+    """Return why a pending job may not start now, or None if it may."""
+    if job.held:
+        return Reason.HELD_ADMIN if job.held == "admin" else Reason.HELD_USER
+    if job.begin_us > now_us:
+        return Reason.BEGIN
+    return None
+
+
+def overdue(job: BatchJob, now_us: int) -> Reason | None:
+    """Return which limit an active job has passed, or None."""
+    if job.deadline_us and now_us >= job.deadline_us:
+        return Reason.DEADLINE
+    limit = job.time_limit_s * 1_000_000
+    if limit and job.started_us and now_us >= job.started_us + limit:
+        return Reason.TIME_LIMIT
+    return None

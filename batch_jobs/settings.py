@@ -1,0 +1,55 @@
+"""The `[batch_jobs]` table of forebay.toml."""
+
+import dataclasses
+
+from scheduler.contracts.settings import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchJobsSettings:
+    """How batch jobs are taken, run and published."""
+
+    max_line_bytes: int = setting(
+        16 * 1024 * 1024,
+        "Longest line of a batch file; a longer one fails alone. Above any prompt that fits a context.",
+        unit="bytes",
+        least=1024,
+    )
+    max_jobs: int = setting(
+        64, "Jobs that one runner works on at the same time; more wait as PENDING.", least=1
+    )
+    first_window: int = setting(
+        4,
+        "Lines in flight for each model at the start; doubles until the fleet says full.",
+        least=1,
+    )
+    max_window: int = setting(
+        256, "Most lines in flight for each model; bounds the runner's memory.", least=1
+    )
+    retry_cap: int = setting(
+        5,
+        "Failures of one line before it goes to the error file. Preemptions and refusals for lack of"
+        " room never count.",
+        least=1,
+    )
+    poison_after: int = setting(
+        2, "Replicas that a line may lose before it is set aside as poisonous.", least=1
+    )
+    first_backoff_s: float = setting(
+        0.5, "Wait before the first retry of a line; doubles each time.", unit="s", least=0.001
+    )
+    max_backoff_s: float = setting(
+        30.0, "Longest wait between two tries of a line.", unit="s", least=0.001
+    )
+    request_timeout_s: float = setting(
+        1800.0,
+        "Longest wait for one line's answer, time in the gateway's queue included.",
+        unit="s",
+        least=1,
+    )
+    poll_s: float = setting(
+        0.25,
+        "How often the runner looks for new jobs, cancellations and limits; one short query each.",
+        unit="s",
+        least=0.01,
+    )

@@ -1,0 +1,124 @@
+"""What the gateway's answer to a line means for the line: pure.
+
+| answer | verdict | counts against the line |
+| --- | --- | --- |
+| 200 with a JSON object | OK | – |
+| code `preempted` | PREEMPTED | no |
+| 429, `no_replica`, `recording_unavailable`, 401, no connection | WAIT | no |
+| code `replica_lost` | LOST | yes, and after two it is set aside as poisonous |
+| other 5xx, 408, 499, a cut connection, a broken body | RETRY | yes |
+| other 4xx | REFUSED, final | – |
+"""
+
+import dataclasses
+import enum
+import json
+import zlib
+from typing import Any
+
+from scheduler.contracts import errors
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back for a line.
+
+    Attributes:
+        status: the HTTP status; 0 if nothing was sent (no connection), -1 if the answer was cut off.
+        body: the response's bytes.
+        request_id: the gateway's id of the request, or "".
+        retry_after_s: as the gateway asked, or 0.
+    """
+
+    status: int
+    body: bytes = b""
+    request_id: str = ""
+    retry_after_s: float = 0.0
+
+
+class Verdict(enum.Enum):
+    """What to do with the line."""
+
+    OK = "ok"
+    REFUSED = "refused"
+    PREEMPTED = "preempted"
+    WAIT = "wait"
+    LOST = "lost"
+    RETRY = "retry"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Judged:
+    """A verdict with the error's code and message, and the parsed body if it is a JSON object."""
+
+    verdict: Verdict
+    code: str = ""
+    message: str = ""
+    body: dict[str, Any] | None = None
+
+
+_WAIT_CODES = frozenset({errors.Shed.code, errors.NoReplica.code, errors.RecordingUnavailable.code})
+_COUNTED = frozenset({408, 499})
+
+
+def judge(answer: Answer) -> Judged:
+    """Say what an answer means."""
+    if answer.status == 0:
+        return Judged(Verdict.WAIT, "no_connection", "the gateway can't be reached")
+    if answer.status == -1:
+        return Judged(Verdict.RETRY, "connection_lost", "the connection to the gateway broke")
+    body = _object(answer.body)
+    if answer.status == 200:
+        if body is None:
+            return Judged(Verdict.RETRY, "invalid_answer", "the answer is not a JSON object")
+        return Judged(Verdict.OK, body=body)
+    code, message = _error(answer.status, body)
+    return Judged(_failure(answer.status, code), code, message, body)
+
+
+def _failure(status: int, code: str) -> Verdict:
+    if code == errors.Preempted.code:
+        return Verdict.PREEMPTED
+    if code == errors.ReplicaLost.code:
+        return Verdict.LOST
+    if status in {401, 429} or code in _WAIT_CODES:
+        return Verdict.WAIT
+    if status >= 500 or status in _COUNTED:
+        return Verdict.RETRY
+    return Verdict.REFUSED
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(body.decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _error(status: int, body: dict[str, Any] | None) -> tuple[str, str]:
+    error = (body or {}).get("error")
+    error = error if isinstance(error, dict) else {}
+    code = str(error.get("code") or f"http_{status}")
+    return code, " ".join(str(error.get("message") or f"HTTP {status}").split())[:500]
+
+
+def backoff_s(
+    attempt: int, *, first_s: float, most_s: float, key: int, asked_s: float = 0.0
+) -> float:
+    """Return how long to wait before the next try: exponential, with the jitter of the line itself.
+
+    Args:
+        attempt: tries so far, from 1.
+        first_s: wait after the first.
+        most_s: longest wait.
+        key: the line's number; lines that failed together come back spread over half the wait.
+        asked_s: Retry-After; never waits less, unless that is beyond ``most_s``.
+    """
+    full = min(most_s, first_s * 2.0 ** min(attempt - 1, 30))
+    spread = zlib.crc32(f"{key}.{attempt}".encode()) / 0xFFFFFFFF
+    return max(full * (0.5 + 0.5 * spread), min(asked_s, most_s))
