@@ -1,0 +1,358 @@
+"""The durable sink: a process appends rows to its own segments, and `sync` returns when they are on disk.
+
+Rules that the shipper relies on:
+
+- A segment has one writer for its whole life, and its name never returns (O_EXCL).
+- Space is taken when a segment is opened, and the next one is opened when the current one is half
+  full. So a full disk shows in `ready`, while those already admitted still find room for their rows.
+- After each fdatasync the writer looks whether the shipper has taken its segment over (a writer that was
+  frozen for minutes is thought dead). If so, the rows not yet acknowledged are written again into a new
+  segment; readers merge by key, so that a row written twice counts once.
+- A failed fdatasync is never repeated on the same file: the kernel may have dropped the pages.
+
+Standard library only: this loads inside an engine's environment.
+"""
+
+import asyncio
+import concurrent.futures
+import os
+import re
+import secrets
+import threading
+from pathlib import Path
+
+from accounting import segment
+from scheduler.contracts import clock as clocks
+from scheduler.contracts import errors, usage
+
+SEGMENT_BYTES = 4 * 1024 * 1024
+LEAST_SEGMENT_BYTES = 256 * 1024  # a row with the longest texts must fit, in half of it
+MAX_AGE_S = 60.0
+_RETRY_S = 1.0  # a full disk is asked again this often, so that `ready` stays cheap
+_RETIRED_AT_MOST = 4
+
+
+class _Open:
+    """One segment while it is being written."""
+
+    def __init__(self, folder: Path, name: str, size: int, header: bytes) -> None:
+        self.path = folder / name
+        self.size = size
+        self.rows = 0
+        self.unsynced: list[bytes] = []
+        self._new = True
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self.fd = os.open(self.path, flags, 0o640)
+        try:
+            os.posix_fallocate(self.fd, 0, size)
+            self.offset = 0
+            self._write(header)
+        except OSError:
+            os.close(self.fd)
+            self.path.unlink(missing_ok=True)
+            raise
+
+    @property
+    def free(self) -> int:
+        return self.size - self.offset - segment.SEAL_BYTES
+
+    def append(self, record: bytes) -> None:
+        self._write(record)
+        self.rows += 1
+        self.unsynced.append(record)
+
+    def _write(self, data: bytes) -> None:
+        end = self.offset + len(data)
+        while self.offset < end:
+            rest = data[len(data) - (end - self.offset) :]
+            self.offset += os.pwrite(self.fd, rest, self.offset)
+
+    def sync(self) -> None:
+        os.fdatasync(self.fd)
+        if self._new:
+            _sync_folder(self.path.parent)
+            self._new = False
+
+    def taken(self) -> bool:
+        """Whether the shipper has taken it; the order matters, see `accounting.ship`."""
+        return self.path.with_suffix(segment.TAKEN).exists() or not self.path.exists()
+
+    def seal(self) -> None:
+        self._write(segment.encode_seal(self.rows))
+        os.ftruncate(self.fd, self.offset)
+        self.sync()
+        self.close()
+
+    def discard(self) -> None:
+        """Remove a segment that never held a row."""
+        self.path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class Spool:
+    """A `usage.UsageSink` on local disk: one for each process, made after the last fork.
+
+    `append` and `ready` belong to one thread (the event loop's); `sync` works in a thread of its own.
+
+    Args:
+        folder: where the segments go; made if it is not there. Several writers may share it.
+        writer: a word for the process (`gateway-0`), for file names and messages.
+        segment_bytes: size at which a segment is sealed, at least 256 KiB; each writer holds up to
+            twice as much disk ahead.
+        max_age_s: age at which a segment with rows is sealed, at the next append.
+        clock: where time comes from.
+
+    Raises:
+        errors.RecordingUnavailable: the first segment can't be opened.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        writer: str,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        max_age_s: float = MAX_AGE_S,
+        clock: clocks.Clock,
+    ) -> None:
+        self._folder = folder
+        self._writer = re.sub(r"[^A-Za-z0-9_-]+", "-", writer) or "writer"
+        self._segment_bytes = max(segment_bytes, LEAST_SEGMENT_BYTES)
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # guards what follows; never held over an fdatasync
+        self._flushing = threading.Lock()  # one flush at a time
+        self._current: _Open | None = None
+        self._spare: _Open | None = None
+        self._retired: list[_Open] = []
+        self._lost: list[_Open] = []
+        self._orphans: list[bytes] = []  # not acknowledged, and their segment was lost
+        self._opened_at = 0.0
+        self._count = 0
+        self._fault = ""
+        self._retry_at = float("-inf")
+        self._appended = 0
+        self._synced = 0
+        self._closed = False
+        self._flight: asyncio.Future[None] | None = None
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, f"spool-{self._writer}")
+        with self._lock:
+            self._advance()
+
+    def append(self, row: usage.Row) -> None:
+        """Write a row; it survives this process at once, and the machine after the next `sync`.
+
+        Raises:
+            errors.RecordingUnavailable: there is no room for it.
+        """
+        record = segment.encode(row)
+        with self._lock:
+            self._own()
+            current = self._room(len(record))
+            try:
+                current.append(record)
+            except OSError as error:
+                self._lose(current)
+                raise self._unavailable(error) from error
+            self._appended += 1
+        if len(self._retired) > _RETIRED_AT_MOST:  # nobody syncs: bound what waits
+            self._flush()
+
+    def ready(self) -> None:
+        """Return if there is room for the rows of everything admitted, and this request's.
+
+        Raises:
+            errors.RecordingUnavailable: with what to do; asks the disk again once a second.
+        """
+        current = self._current
+        roomy = current is not None and current.free * 2 >= self._segment_bytes
+        if (roomy or self._spare is not None) and not self._orphans and not self._closed:
+            return
+        with self._lock:
+            self._own()
+            self._repay()
+            if self._current is None:
+                self._advance()
+            elif self._spare is None and self._current.free * 2 < self._segment_bytes:
+                self._spare = self._open()
+
+    async def sync(self) -> None:
+        """Return when every row appended so far is on disk; concurrent callers share one fdatasync.
+
+        Raises:
+            errors.RecordingUnavailable: the disk refused it.
+        """
+        target = self._appended
+        while self._synced < target:
+            if self._flight is None or self._flight.done():
+                loop = asyncio.get_running_loop()
+                self._flight = loop.run_in_executor(self._thread, self._flush)
+                self._flight.add_done_callback(_consume)
+            await asyncio.shield(self._flight)
+
+    def close(self) -> None:
+        """Write everything out, seal the segment and stop the thread; blocks for a few ms.
+
+        Raises:
+            errors.RecordingUnavailable: the disk refused the last rows.
+        """
+        with self._lock:
+            if self._closed or os.getpid() != self._pid:
+                return
+            self._closed = True
+        try:
+            if self._appended > self._synced:
+                self._flush()
+            with self._lock:
+                last, self._current = self._current, None
+                spare, self._spare = self._spare, None
+                if last is not None:
+                    self._retired.append(last)
+            self._seal_retired()
+            if spare is not None:
+                spare.discard()
+        finally:
+            self._thread.shutdown()
+
+    def _own(self) -> None:
+        if os.getpid() != self._pid or self._closed:
+            why = (
+                "is closed" if self._closed else f"belongs to process {self._pid}, not to its fork"
+            )
+            raise errors.RecordingUnavailable(f"usage spool {self._folder} {why}: open another one")
+
+    def _room(self, size: int) -> _Open:
+        """Return the segment to write to; the lock is held."""
+        current = self._current
+        if current is None:
+            return self._advance()
+        if current.free < size:
+            return self._advance()
+        if current.rows and self._clock.monotonic() - self._opened_at >= self._max_age_s:
+            try:
+                return self._advance()
+            except errors.RecordingUnavailable:
+                return current  # age alone is no reason to lose a row
+        return current
+
+    def _advance(self) -> _Open:
+        """Go over to the spare or a new segment; the lock is held."""
+        fresh = self._spare or self._open()
+        self._spare = None
+        if self._current is not None:
+            self._retired.append(self._current)
+        self._current = fresh
+        self._opened_at = self._clock.monotonic()
+        return fresh
+
+    def _repay(self) -> None:
+        """Write again what a lost segment owes; the lock is held."""
+        while self._orphans:
+            current = self._room(len(self._orphans[0]))
+            try:
+                current.append(self._orphans[0])
+            except OSError as error:
+                self._lose(current)
+                raise self._unavailable(error) from error
+            del self._orphans[0]
+
+    def _open(self) -> _Open:
+        if self._clock.monotonic() < self._retry_at:
+            raise errors.RecordingUnavailable(self._fault, retry_after_s=_RETRY_S)
+        now = self._clock.wall_us()
+        name = f"{self._writer}.{self._pid}.{now}.{self._count}.{secrets.token_hex(3)}"
+        self._count += 1
+        header = segment.encode_header(self._writer, now)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            return _Open(self._folder, name + segment.SUFFIX, self._segment_bytes, header)
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: OSError) -> errors.RecordingUnavailable:
+        self._fault = (
+            f"usage spool {self._folder}: {error.strerror or error}: "
+            "free space there, or set forebay.state_dir to another disk"
+        )
+        self._retry_at = self._clock.monotonic() + _RETRY_S
+        return errors.RecordingUnavailable(self._fault, retry_after_s=_RETRY_S)
+
+    def _lose(self, lost: _Open) -> None:
+        """Leave a segment whose file can't be trusted; what it owes goes to the next. Lock held."""
+        self._orphans.extend(lost.unsynced)
+        lost.unsynced = []
+        if lost is self._current:
+            self._current = None
+        elif lost in self._retired:
+            self._retired.remove(lost)
+        self._lost.append(lost)  # closed by the next flush: a sync may be under way on it
+
+    def _flush(self) -> None:
+        """Make everything appended so far durable (in the spool's thread)."""
+        with self._flushing:
+            for _ in range(3):  # a segment taken from us, then a disk that fails, then the truth
+                with self._lock:
+                    self._repay()
+                    mark = self._appended
+                    work = [*self._retired, *([self._current] if self._current else [])]
+                    counts = [len(one.unsynced) for one in work]
+                if all(self._settle(*each) for each in zip(work, counts, strict=True)):
+                    self._synced = mark
+                    break
+            else:
+                raise errors.RecordingUnavailable(self._fault, retry_after_s=_RETRY_S)
+        self._seal_retired()
+
+    def _settle(self, one: _Open, count: int) -> bool:
+        """Sync one segment; False if its rows must go elsewhere."""
+        if count == 0:
+            return True
+        try:
+            one.sync()
+            if not one.taken():
+                with self._lock:
+                    del one.unsynced[:count]
+                return True
+            self._fault = f"usage spool {self._folder}: segments are taken while being written"
+        except OSError as error:
+            self._unavailable(error)
+            self._retry_at = float("-inf")
+        with self._lock:
+            self._lose(one)
+        return False
+
+    def _seal_retired(self) -> None:
+        """Seal what has been left and owes nothing; a failure leaves it to the shipper's take-over."""
+        with self._flushing:
+            with self._lock:
+                done = [one for one in self._retired if not one.unsynced]
+                self._retired = [one for one in self._retired if one.unsynced]
+                lost, self._lost = self._lost, []
+            for one in lost:
+                one.close()
+            for one in done:
+                try:
+                    if one.rows:
+                        one.seal()
+                    else:
+                        one.discard()
+                except OSError as error:
+                    self._unavailable(error)
+
+
+def _consume(flight: "asyncio.Future[None]") -> None:
+    """Take the exception of a flush whose waiters have all left."""
+    if not flight.cancelled():
+        flight.exception()
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
