@@ -1,0 +1,115 @@
+"""Puts the stack before an engine's app: secret, then control paths, then seats and rows."""
+
+import dataclasses
+
+from starlette import types
+
+from engines.replica import answers, attempt, engine, gate, rows, seats, secret, state
+from scheduler.contracts import clock, fleet, requests, usage
+
+_INFERENCE = frozenset(endpoint.value for endpoint in requests.Endpoint)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """How a replica is set up.
+
+    Attributes:
+        secret: the bearer secret of every path.
+        role: what it takes at first.
+        seats: sequences that run at once.
+        reserved_seats: of these, never taken by batch while the role is shared.
+        about: which replica it is.
+    """
+
+    secret: str
+    role: fleet.Role
+    seats: int
+    reserved_seats: int
+    about: state.About
+
+
+def build(
+    inner: engine.Engine, options: Options, *, sink: usage.UsageSink, time: clock.Clock
+) -> types.ASGIApp:
+    """Return the replica's ASGI app: the engine's, with Forebay's stack before it.
+
+    Args:
+        inner: the engine.
+        options: how this replica is set up.
+        sink: where its usage rows go.
+        time: the clock.
+    """
+    table = seats.Seats(options.seats, options.reserved_seats, options.role)
+    door = gate.Gate(table, time)
+    ledger = rows.Ledger(sink, time)
+    attempts = attempt.Attempts(inner, door, ledger, time, _stranger(options.about))
+    control = state.Control(inner, door, attempts, options.about)
+    return secret.SecretCheck(_Stack(inner, control, attempts, ledger), options.secret)
+
+
+class _Stack:
+    """Sends each request to the part that answers it; what is nobody's goes to the engine's app."""
+
+    def __init__(
+        self,
+        inner: engine.Engine,
+        control: state.Control,
+        attempts: attempt.Attempts,
+        ledger: rows.Ledger,
+    ) -> None:
+        self._engine = inner
+        self._control = control
+        self._attempts = attempts
+        self._ledger = ledger
+
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._engine.app(scope, receive, self._flushing(send))
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1003})
+        elif self._control.handles(scope["path"]):
+            await self._control(scope, receive, send)
+        elif scope["path"] in _INFERENCE and scope["method"] == "POST":
+            await self._attempts(scope, receive, send)
+        elif scope["method"] in {"GET", "HEAD"}:
+            await self._engine.app(scope, receive, send)
+        else:
+            # Other POST paths of an engine would compute without a seat and without a row.
+            await _refuse(scope, send)
+
+    def _flushing(self, send: types.Send) -> types.Send:
+        async def flushing(message: types.Message) -> None:
+            if message["type"] == "lifespan.shutdown.complete":
+                await self._ledger.flush()
+            await send(message)
+
+        return flushing
+
+
+async def _refuse(scope: types.Scope, send: types.Send) -> None:
+    await answers.send_error(
+        send, 404, "not_found", f"replica: no such path {scope['method']} {scope['path']}"
+    )
+
+
+def _stranger(about: state.About) -> usage.Identity:
+    """Return the identity under which a request without one is served, at the platform's cost."""
+    return usage.Identity(
+        request_id="",
+        attempt=1,
+        cluster=about.cluster,
+        team="forebay",
+        user="admin",
+        key_id="replica-secret",
+        model=about.model,
+        version=about.version,
+        adapter="",
+        endpoint="",
+        tier=requests.Tier.INTERACTIVE.value,
+        replica_id=about.replica_id,
+        lease_id=about.lease_id,
+        slurm_job_id=about.slurm_job_id,
+        arrived_us=0,
+        started_us=0,
+    )

@@ -1,0 +1,154 @@
+"""What a replica needs of an engine, whichever it is, and the tap through which the engine's tokens are seen.
+
+The engine formats its own OpenAI answers; Forebay's stack around it only wants to know which tokens
+the bytes stand for, to end a sequence, and to ask how it is. Knows nothing of seats, tiers or frames.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from starlette import types
+
+
+@dataclasses.dataclass(slots=True)
+class Tap:
+    """Where an engine notes what it did for one request; read by the response's wrapper.
+
+    Attributes:
+        now_us: the clock for `first_token_us`.
+        prompt_token_ids: the prompt's ids; empty if the engine does not know them, or if the request
+            holds several prompts (such a request can't be resumed).
+        prompt_tokens: prompt tokens computed so far, cached ones included, over all prompts.
+        cached_tokens: of these, taken from the prefix cache.
+        output_tokens: tokens sampled so far, over all choices.
+        first_token_us: UTC µs of the first sampled token, 0 before it.
+        finish_reasons: by choice, as the engine says.
+        failure: why the engine gave up on the request, or "".
+    """
+
+    now_us: Callable[[], int]
+    prompt_token_ids: tuple[int, ...] = ()
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    first_token_us: int = 0
+    finish_reasons: dict[int, str] = dataclasses.field(default_factory=dict)
+    failure: str = ""
+    _prompts: int = 0
+    _pending: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+
+    def prompt(self, token_ids: Sequence[int]) -> None:
+        """Note a prompt's ids, once for each prompt of the request, before its first token."""
+        self._prompts += 1
+        self.prompt_token_ids = tuple(token_ids) if self._prompts == 1 else ()
+
+    def prefilled(self, count: int, *, cached: int = 0) -> None:
+        """Note that a prompt of ``count`` tokens was computed, ``cached`` of them from the cache."""
+        self.prompt_tokens += count
+        self.cached_tokens += cached
+
+    def sampled(self, count: int) -> None:
+        """Count sampled tokens whose ids are handed out later by `released`."""
+        if count and not self.first_token_us:
+            self.first_token_us = self.now_us()
+        self.output_tokens += count
+
+    def released(self, choice: int, token_ids: Sequence[int]) -> None:
+        """Hand out ids whose text is about to be sent.
+
+        Text that is held back (a possible stop string, half a character) must hold back its ids too:
+        whoever resumes from the ids would otherwise lose that text.
+        """
+        if token_ids:
+            self._pending.setdefault(choice, []).extend(token_ids)
+
+    def emitted(self, choice: int, token_ids: Sequence[int]) -> None:
+        """Count tokens and hand out their ids at once: for engines that hold no text back."""
+        self.sampled(len(token_ids))
+        self.released(choice, token_ids)
+
+    def finished(self, choice: int, reason: str) -> None:
+        """Note why a choice ended."""
+        self.finish_reasons[choice] = reason
+
+    def failed(self, reason: str) -> None:
+        """Note that the engine can't go on with this request; the answer will end in an error."""
+        self.failure = self.failure or reason
+
+    def take(self) -> dict[int, tuple[int, ...]]:
+        """Return the ids handed out since the last call, by choice."""
+        taken = {choice: tuple(token_ids) for choice, token_ids in self._pending.items()}
+        self._pending.clear()
+        return taken
+
+
+class Taps:
+    """The open taps by request id, for engines that must find theirs from inside a call."""
+
+    def __init__(self, now_us: Callable[[], int]) -> None:
+        self._now_us = now_us
+        self._open: dict[str, Tap] = {}
+
+    def open(self, request_id: str) -> Tap:
+        """Return a new tap for the request that enters with this ``X-Request-Id``."""
+        tap = Tap(self._now_us)
+        self._open[request_id] = tap
+        return tap
+
+    def find(self, request_id: str) -> Tap | None:
+        """Return the open tap, or None for a request that did not come through the stack."""
+        return self._open.get(request_id)
+
+    def close(self, request_id: str) -> None:
+        """Forget the tap; no error if it is unknown."""
+        self._open.pop(request_id, None)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What an engine says of itself.
+
+    Attributes:
+        kv_blocks: KV blocks in all, 0 if it does not say.
+        kv_free: of these, free or evictable.
+        output_tokens_total: tokens sampled since start.
+        step_ms: newest step's time, 0 if it does not say.
+        steps_total: steps since start; standing still with work in it means that it hangs.
+        failure: why it can't serve any more, or "".
+    """
+
+    kv_blocks: int = 0
+    kv_free: int = 0
+    output_tokens_total: int = 0
+    step_ms: float = 0.0
+    steps_total: int = 0
+    failure: str = ""
+
+
+class Engine(Protocol):
+    """An engine inside a replica."""
+
+    @property
+    def app(self) -> types.ASGIApp:
+        """The OpenAI-compatible ASGI app; a request's id is its ``X-Request-Id`` header."""
+        ...
+
+    def tap(self, request_id: str) -> Tap:
+        """Open the tap of a request that is about to enter `app`."""
+        ...
+
+    def untap(self, request_id: str) -> None:
+        """Close it; the request has left."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End all sequences of a request; returns when the engine has let go of them, or soon after."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return how it is; cheap, never blocks."""
+        ...

@@ -1,0 +1,138 @@
+"""The moving part of rung 0: waits while victims leave, and gives every seat back on every path."""
+
+import asyncio
+import collections
+import collections.abc
+import enum
+from types import TracebackType
+
+from engines.replica import seats
+from scheduler.contracts import clock, fleet, requests
+
+PATIENCE_S = 2.0  # rung 0 is budgeted at 0.3 s; past this the engine hangs and "full" is the truth
+REMEMBERED = 32  # reclaim times kept for the stats, as `fleet.ReplicaStats` says
+
+
+class Full(Exception):
+    """No seat can be had; the message is the reason."""
+
+
+class Leave(enum.Enum):
+    """Why a seated request must leave."""
+
+    PREEMPTED = "preempted"
+    CANCELLED = "cancelled"
+
+
+class Seat:
+    """A held seat: a context manager that gives it back, once, whatever happens inside."""
+
+    def __init__(self, gate: "Gate", key: str) -> None:
+        self._gate = gate
+        self.key = key
+        self.must_leave = asyncio.Event()
+        self.why: Leave | None = None
+
+    def order_out(self, why: Leave) -> None:
+        """Tell the holder to leave; the first reason stays."""
+        if self.why is None:
+            self.why = why
+            self.must_leave.set()
+
+    def release(self) -> None:
+        """Give the seat back; again does nothing."""
+        self._gate.release(self)
+
+    def __enter__(self) -> "Seat":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class Gate:
+    """Seats, and the requests that sit on them."""
+
+    def __init__(self, table: seats.Seats, time: clock.Clock) -> None:
+        self.table = table
+        self.reclaim_ms: collections.deque[float] = collections.deque(maxlen=REMEMBERED)
+        self._clock = time
+        self._held: dict[str, Seat] = {}
+        self._changed = asyncio.Event()
+
+    async def enter(self, key: str, tier: requests.Tier, need: int = 1) -> Seat:
+        """Return a seat, after waiting for batch victims to leave if need be.
+
+        Raises:
+            Full: there is none, or the victims did not leave within `PATIENCE_S`.
+            ValueError: ``key`` is seated already.
+        """
+        ordered = self._clock.monotonic()
+        answer = self.table.ask(key, tier, need)
+        if answer.verdict is seats.Verdict.FULL:
+            raise Full(answer.reason)
+        seat = self._held[key] = Seat(self, key)
+        self._order_out(answer.victims, Leave.PREEMPTED)
+        if answer.verdict is seats.Verdict.WAIT:
+            try:
+                await self._until_seated(key)
+            except BaseException:
+                seat.release()
+                raise
+            self.reclaim_ms.append((self._clock.monotonic() - ordered) * 1_000)
+        return seat
+
+    def release(self, seat: Seat) -> None:
+        """Give ``seat`` back and wake who waits for one."""
+        if self._held.get(seat.key) is seat:
+            del self._held[seat.key]
+            self.table.give_back(seat.key)
+            self._wake()
+
+    def cancel(self, key: str) -> bool:
+        """Tell one request to leave; returns whether it was here."""
+        seat = self._held.get(key)
+        if seat is not None:
+            seat.order_out(Leave.CANCELLED)
+        return seat is not None
+
+    async def set_role(self, role: fleet.Role) -> int:
+        """Change the role; returns how many batch sequences left, once they have (or `PATIENCE_S` passed)."""
+        victims = self.table.set_role(role)
+        leaving = [self._held[name] for name in victims]
+        self._order_out(victims, Leave.PREEMPTED)
+        await self._wait(lambda: not any(self._held.get(s.key) is s for s in leaving))
+        return len(victims)
+
+    def _order_out(self, names: tuple[str, ...], why: Leave) -> None:
+        for name in names:
+            self._held[name].order_out(why)
+
+    async def _until_seated(self, key: str) -> None:
+        if not await self._wait(lambda: self.table.try_seat(key)):
+            raise Full(f"batch did not leave within {PATIENCE_S:g} s")
+
+    async def _wait(self, condition: collections.abc.Callable[[], bool]) -> bool:
+        """Wait until ``condition`` holds, checked at each release; False if patience ran out."""
+        if condition():
+            return True
+        patience = asyncio.ensure_future(self._clock.sleep(PATIENCE_S))
+        try:
+            while not condition():
+                if patience.done():
+                    return False
+                change = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait({change, patience}, return_when=asyncio.FIRST_COMPLETED)
+                change.cancel()
+            return True
+        finally:
+            patience.cancel()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

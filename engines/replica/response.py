@@ -1,0 +1,216 @@
+"""The engine app's response on its way out: as frames for a gateway, or plain for an admin's curl.
+
+Whatever the engine does, the reader must be able to tell a whole answer from a cut one: an error event,
+an abort that nobody asked for, an exception or a stream without its ``[DONE]`` becomes an ERROR frame,
+never a quiet end. Answers other than 2xx pass as they are: the engine computed nothing.
+"""
+
+import json
+from typing import Any
+
+from starlette import types
+
+from engines.replica import answers, engine, sse
+from scheduler.contracts import errors, frames
+
+FRAMES_HEADERS = [
+    (b"content-type", frames.MEDIA_TYPE.encode()),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Response:
+    """Takes the ASGI messages of the engine's app and sends what the reader asked for.
+
+    The last bytes are kept back until `close`, so that a usage row can be written before them. For a
+    stream these are the ``[DONE]`` event, in a DATA frame of its own; else the whole JSON body.
+
+    Args:
+        send: the server's send.
+        tap: the request's tap.
+        framed: frames, or plain.
+    """
+
+    def __init__(self, send: types.Send, tap: engine.Tap, *, framed: bool) -> None:
+        self._send = send
+        self._tap = tap
+        self._framed = framed
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._begun = False  # the reader has got a status
+        self._streaming = False
+        self._body = bytearray()
+        self._splitter = sse.Splitter()
+        self._done_event = b""
+        self._prompt_sent = False
+        self._complete = False
+        self._muted = False
+        self._error: frames.Error | None = None
+        self._finished: dict[int, str] = {}
+        self.status = 0  # the engine's; 0 before it said one
+
+    @property
+    def refused(self) -> bool:
+        """Whether the engine answered other than 2xx."""
+        return self.status != 0 and not 200 <= self.status < 300
+
+    def mute(self) -> None:
+        """Let nothing more of the engine's app through."""
+        self._muted = True
+
+    async def take(self, message: types.Message) -> None:
+        """Take one message of the engine's app: the `send` that it is given."""
+        if self._muted or self._error is not None:
+            return
+        if message["type"] == "http.response.start":
+            await self._start(message)
+        elif message["type"] == "http.response.body":
+            more = bool(message.get("more_body", False))
+            self._complete = not more
+            body = bytes(message.get("body", b""))
+            if self.refused:
+                await self._send({"type": "http.response.body", "body": body, "more_body": more})
+            elif self._streaming:
+                await self._events(body)
+            else:
+                self._body += body
+
+    async def _start(self, message: types.Message) -> None:
+        self.status = int(message["status"])
+        self._headers = [(bytes(k).lower(), bytes(v)) for k, v in message.get("headers", [])]
+        kind = dict(self._headers).get(b"content-type", b"")
+        self._streaming = kind.startswith(b"text/event-stream")
+        if self.refused:
+            self._begun = True
+            await self._send(message)
+
+    async def _events(self, chunk: bytes) -> None:
+        ready: list[bytes] = []
+        try:
+            for event in self._splitter.feed(chunk):
+                reading = sse.read(event)
+                self._error = self._fault(reading)
+                if self._error is not None:
+                    break
+                self._finished.update(reading.finished)
+                if reading.done:
+                    self._done_event = event
+                else:
+                    ready.append(event)
+        except ValueError as error:
+            self._error = self._lost(str(error))
+        if ready:
+            await self._data(b"".join(ready), more=True)
+
+    def _fault(self, reading: sse.Reading) -> frames.Error | None:
+        """Return what is wrong with the answer, if this part of it says so."""
+        if reading.error is not None:
+            return self._engine_error(reading.error)
+        if any(reason == "abort" for _, reason in reading.finished):
+            return self._lost("the engine aborted the sequence")
+        return None
+
+    def _engine_error(self, error: sse.EngineError) -> frames.Error:
+        if error.status < 500:
+            return self.counted(errors.BadRequest.code, error.message, error.status)
+        return self._lost(error.message)
+
+    def _lost(self, message: str) -> frames.Error:
+        return self.counted(
+            errors.ReplicaLost.code, f"engine: {message}", errors.ReplicaLost.status
+        )
+
+    def counted(self, code: str, message: str, status: int) -> frames.Error:
+        """Return an error with what the tap has counted."""
+        tap = self._tap
+        return frames.Error(
+            code, message, status, tap.prompt_tokens, tap.cached_tokens, tap.output_tokens
+        )
+
+    def verdict(self, crash: BaseException | None = None) -> frames.Error | None:
+        """Say, once the engine's app has returned, what is wrong with the answer; None if it is whole.
+
+        Args:
+            crash: what the app raised, if it did.
+        """
+        if self.refused:
+            return None
+        if self._error is None:
+            self._error = self._find_fault(crash)
+        return self._error
+
+    def _find_fault(self, crash: BaseException | None) -> frames.Error | None:
+        if self._tap.failure:
+            return self._lost(self._tap.failure)
+        if crash is not None:
+            return self._lost(f"{type(crash).__name__}: {crash}")
+        if not self._complete:
+            return self._lost("the answer was not finished")
+        if self._streaming:
+            return None if self._done_event else self._lost("the stream ended before its end")
+        try:
+            reading = sse.read_json(json.loads(bytes(self._body)))
+        except ValueError:
+            return self._lost("the answer is not JSON")
+        self._finished.update(reading.finished)
+        return self._fault(reading)
+
+    async def close(self, error: frames.Error | None) -> None:
+        """Send the end: the kept last bytes and END, or ``error``."""
+        if self.refused:
+            return  # every byte of it has passed already
+        if error is None:
+            last = self._done_event if self._streaming else bytes(self._body)
+            await self._data(last, more=self._framed)
+            if self._framed:
+                await self._put(self._end().frame().encode(), more=False)
+        elif self._framed:
+            await self._data(b"", more=True)
+            await self._put(error.frame().encode(), more=False)
+        else:
+            await self._close_plain(error)
+
+    async def _close_plain(self, error: frames.Error) -> None:
+        body = answers.error_body(error.status, error.code, error.message)
+        if self._begun:
+            await self._put(sse.error_event(body), more=False)
+        else:
+            self._begun = True
+            await answers.send_json(self._send, error.status, body)
+
+    def _end(self) -> frames.End:
+        reasons = {**self._tap.finish_reasons, **self._finished}  # the formatter's word goes first
+        ordered = tuple(reasons[choice] for choice in sorted(reasons))
+        tap = self._tap
+        return frames.End(ordered, tap.prompt_tokens, tap.cached_tokens, tap.output_tokens)
+
+    async def _data(self, payload: bytes, *, more: bool) -> None:
+        """Send client bytes; framed, with the ids that the engine has handed out by now."""
+        if not self._framed:
+            await self._put(payload, more=more)
+            return
+        parts: list[bytes] = []
+        if not self._prompt_sent and self._tap.prompt_token_ids:
+            self._prompt_sent = True
+            ids = self._tap.prompt_token_ids
+            parts.append(frames.Frame(frames.Kind.PROMPT, token_ids=ids).encode())
+        taken = sorted(self._tap.take().items())
+        for choice, ids in taken[:-1]:
+            parts.append(frames.Frame(frames.Kind.DATA, b"", ids, choice).encode())
+        choice, ids = taken[-1] if taken else (0, ())
+        if payload or ids:
+            parts.append(frames.Frame(frames.Kind.DATA, payload, ids, choice).encode())
+        if parts:
+            await self._put(b"".join(parts), more=more)
+
+    async def _put(self, body: bytes, *, more: bool) -> None:
+        if not self._begun:
+            self._begun = True
+            await self._send(self._head())
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    def _head(self) -> dict[str, Any]:
+        if self._framed:
+            return {"type": "http.response.start", "status": 200, "headers": FRAMES_HEADERS}
+        headers = [pair for pair in self._headers if pair[0] != b"content-length"]
+        return {"type": "http.response.start", "status": self.status or 200, "headers": headers}

@@ -1,0 +1,140 @@
+"""Serves a replica: opens its engine, binds port 0, tells the supervisor the address, ends on SIGTERM."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+import time as timing
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import uvicorn
+from starlette import types
+
+from engines.replica import app, engine, launch
+from scheduler.contracts import clock, usage
+
+GRACE_S = 2  # the supervisor has drained before it sends SIGTERM; what is left now is cut
+_log = logging.getLogger(__name__)
+
+OpenEngine = Callable[
+    [launch.Launch, clock.Clock, launch.Reporter],
+    contextlib.AbstractAsyncContextManager[engine.Engine],
+]
+"""How an engine is opened: an async context manager, entered once the engine can answer."""
+
+
+async def run(
+    record: launch.Launch,
+    open_engine: OpenEngine,
+    sink: usage.UsageSink,
+    reporter: launch.Reporter,
+    time: clock.Clock | None = None,
+) -> None:
+    """Serve one replica until SIGTERM or SIGINT.
+
+    Args:
+        record: which replica, and how.
+        open_engine: how its engine is opened.
+        sink: where its usage rows go.
+        reporter: the supervisor's ear.
+        time: the clock; the machine's if not given.
+
+    Raises:
+        launch.LaunchError: the record can't be used.
+        Exception: whatever the engine raised while it opened.
+    """
+    time = time or clock.SystemClock()
+    options = record.options()
+    phases: dict[str, float] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        with _timed("engine", phases, reporter):
+            inner = await stack.enter_async_context(open_engine(record, time, reporter))
+        stack.push_async_callback(sink.sync)
+        served = app.build(inner, options, sink=sink, time=time)
+        async with listening(served, record.host) as (address, ended):
+            reporter.listening(address, record.incarnation, phases)
+            await ended.wait()
+
+
+@contextlib.contextmanager
+def _timed(name: str, phases: dict[str, float], reporter: launch.Reporter) -> Iterator[None]:
+    started = timing.monotonic()
+    yield
+    phases[name] = round(timing.monotonic() - started, 3)
+    reporter.phase(name, phases[name])
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn that says when it is up and leaves signals to us.
+
+    Its own handling raises SIGTERM again once it has stopped, which would end the process before the
+    engine is closed and the rows are on disk.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say so."""
+        await super().startup(sockets=sockets)
+        self.up.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Turn SIGTERM and SIGINT into a stop; more of them do no harm."""
+        loop = asyncio.get_running_loop()
+        if threading.current_thread() is not threading.main_thread():
+            yield  # a test's thread: only the main one may take signals
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        yield
+        # The handlers stay: a second SIGTERM during the last syncs must not cut them short.
+
+    def stop(self) -> None:
+        """Stop serving: no new connections, running answers get `GRACE_S`."""
+        self.should_exit = True
+
+
+@contextlib.asynccontextmanager
+async def listening(served: types.ASGIApp, host: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """Serve ``served`` on a port of the kernel's choice.
+
+    Yields:
+        Its ``host:port``, and the event that is set once it has stopped.
+    """
+    bound = socket.create_server((host, 0), family=_family(host), backlog=1024)
+    server = _Server(
+        uvicorn.Config(
+            served,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_keep_alive=300,
+            timeout_graceful_shutdown=GRACE_S,
+            server_header=False,
+        )
+    )
+    ended = asyncio.Event()
+    task = asyncio.create_task(server.serve(sockets=[bound]))
+    task.add_done_callback(lambda _: ended.set())
+    up = asyncio.create_task(server.up.wait())
+    try:
+        await asyncio.wait({task, up}, return_when=asyncio.FIRST_COMPLETED)
+        if not server.started:
+            raise RuntimeError("the replica's HTTP server did not start; see its log")
+        yield f"{host}:{bound.getsockname()[1]}", ended
+    finally:
+        up.cancel()
+        server.stop()
+        await asyncio.wait({task})
+        bound.close()
+        if (error := task.exception()) is not None:
+            _log.error("HTTP server", exc_info=error)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
