@@ -4,6 +4,8 @@ import pytest
 
 from scheduler.contracts import clock, usage
 
+pytest_plugins = ["tests.realslurm"]
+
 
 @pytest.fixture
 def fake_clock() -> clock.FakeClock:
