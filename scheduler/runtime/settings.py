@@ -38,9 +38,16 @@ class Settings:
     )
     agent_silent_s: float = settings.setting(
         5.0,
-        "An agent that says nothing for so long is silent: its replicas are lost and unrouted.",
+        "An agent that says nothing for so long is silent: its replicas are not routed to until it speaks.",
         unit="s",
         least=0.5,
+    )
+    agent_lost_s: float = settings.setting(
+        30.0,
+        "A running lease whose agent has been silent for so long is given back and replaced; Slurm "
+        "itself notices a dead node only after SlurmdTimeout (300 s by default).",
+        unit="s",
+        least=1,
     )
     agent_connect_s: float = settings.setting(
         60.0,

@@ -1,0 +1,118 @@
+"""Where a replica can go: the room that leases have, used up as a plan is made.
+
+Equal slots first (no new job step), then the tightest fit, so that large holes stay whole. Room that
+is still coming (a lease in Slurm's queue) is reserved, so that no second lease is asked for it.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from scheduler.contracts import fleet, ids
+from scheduler.core import snapshot
+
+
+@dataclasses.dataclass(slots=True)
+class Room:
+    """What one lease has left, as the plan goes on.
+
+    Attributes:
+        lease_id: None for a lease that this plan asks for.
+        ready: its agent is there and can start something now.
+        free_gpus: GPUs in no slot.
+        empty: open slots without a replica.
+        used: something of this plan is in it or waits for it.
+        waits_for: why it is not ready.
+    """
+
+    lease_id: ids.LeaseId | None
+    ready: bool
+    free_gpus: int
+    empty: list[snapshot.Slot]
+    used: bool = False
+    waits_for: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where a replica goes: an empty slot, or a new one; or it waits for `closing` or for the room."""
+
+    room: Room
+    slot_id: ids.SlotId | None = None
+    closing: tuple[snapshot.Slot, ...] = ()
+
+    @property
+    def now(self) -> bool:
+        """Whether the replica can start there now."""
+        return self.room.ready and not self.closing
+
+
+def rooms(snap: snapshot.Snapshot, *, silent_s: float) -> list[Room]:
+    """Return the room of every lease that something could be started in, now or soon."""
+    occupied = {known.replica.slot_id for known in snap.replicas}
+    found: list[Room] = []
+    for held in snap.leases:
+        lease = held.lease
+        if held.leaving or (held.silent_s is not None and held.silent_s > silent_s):
+            continue
+        if lease.state in {fleet.LeaseState.REQUESTED, fleet.LeaseState.PENDING}:
+            why = f"lease {lease.lease_id} waits in Slurm's queue"
+            why += f" ({lease.reason})" if lease.reason else ""
+            found.append(Room(lease.lease_id, False, lease.gpus, [], waits_for=why))
+        elif lease.state is fleet.LeaseState.RUNNING:
+            open_slots = [slot for slot in held.slots if not slot.state.final]
+            found.append(
+                Room(
+                    lease.lease_id,
+                    held.silent_s is not None,
+                    lease.gpus - sum(slot.gpus for slot in open_slots),
+                    [s for s in open_slots if not s.close and s.slot_id not in occupied],
+                    waits_for=f"the agent of lease {lease.lease_id} has not come yet",
+                )
+            )
+    return found
+
+
+def take(available: Sequence[Room], gpus: int, *, new_slots: bool) -> Place | None:
+    """Find a place for a replica of ``gpus`` GPUs and use it up; None if no lease has room.
+
+    Args:
+        available: rooms, changed in place.
+        gpus: GPUs that it needs.
+        new_slots: whether new slots can be started now (Slurm answers).
+    """
+    ready = [room for room in available if room.ready]
+    for room in ready:
+        for slot in room.empty:
+            if slot.gpus == gpus:
+                room.empty.remove(slot)
+                room.used = True
+                return Place(room, slot.slot_id)
+    if not new_slots:
+        return None
+    fitting = [room for room in ready if room.free_gpus >= gpus]
+    if fitting:
+        return _new_slot(min(fitting, key=lambda room: room.free_gpus), gpus)
+    for room in ready:
+        if room.free_gpus + sum(slot.gpus for slot in room.empty) >= gpus:
+            return _recut(room, gpus)
+    coming = [room for room in available if not room.ready and room.free_gpus >= gpus]
+    return _new_slot(min(coming, key=lambda room: room.free_gpus), gpus) if coming else None
+
+
+def _new_slot(room: Room, gpus: int) -> Place:
+    room.free_gpus -= gpus
+    room.used = True
+    return Place(room)
+
+
+def _recut(room: Room, gpus: int) -> Place:
+    """Close as few empty slots as make room; the replica follows when they have closed."""
+    closing: list[snapshot.Slot] = []
+    for slot in sorted(room.empty, key=lambda slot: -slot.gpus):
+        if room.free_gpus >= gpus:
+            break
+        closing.append(slot)
+        room.empty.remove(slot)
+        room.free_gpus += slot.gpus
+    place = _new_slot(room, gpus)
+    return Place(place.room, None, tuple(closing))

@@ -1,0 +1,140 @@
+"""What a plan is made from: one frozen picture of Slurm, leases, replicas, wishes and demand.
+
+Times: ``*_us`` are UTC microseconds, ``*_s`` are ages or durations in seconds, `now` is monotonic
+seconds. Nothing here decides.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from scheduler.contracts import fleet, ids, slurm
+from scheduler.core import backoff, ladder, replicas
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Deployment:
+    """How much of a model's version is kept warm.
+
+    Attributes:
+        replicas: wanted.
+        role: what a replica takes in calm.
+        hold_batch: an admin keeps batch off this model: every replica is interactive.
+        quarantined_until_us: nothing is started before then; `quarantine_reason` says why.
+    """
+
+    spec: fleet.ReplicaSpec
+    replicas: int
+    role: fleet.Role = fleet.Role.SHARED
+    hold_batch: bool = False
+    quarantined_until_us: int = 0
+    quarantine_reason: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return model and version."""
+        return (self.spec.model, self.spec.version)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slot:
+    """One job step of a lease; `close` is our wish, `state` what its supervisor says."""
+
+    slot_id: ids.SlotId
+    lease_id: ids.LeaseId
+    gpus: int
+    cpus: int = 1
+    close: bool = False
+    state: replicas.SlotState = replicas.SlotState.STARTING
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HeldLease:
+    """A lease and what is known of its agent.
+
+    Attributes:
+        lease: the registry's word.
+        slots: slots that are not final.
+        silent_s: seconds since its agent's last word; None if it never came.
+        held_s: seconds since the lease is in its state, as this broker saw it.
+        idle_s: seconds since it last had a replica that is not final.
+        absent_polls: polls of Slurm in a row, begun after the lease was asked for, without its job.
+        leaving: why its agent is leaving, or "".
+    """
+
+    lease: fleet.Lease
+    slots: tuple[Slot, ...] = ()
+    silent_s: float | None = None
+    held_s: float = 0.0
+    idle_s: float = 0.0
+    absent_polls: int = 0
+    leaving: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KnownReplica:
+    """A replica that is not final, and what we want of it.
+
+    Attributes:
+        replica: what is; its role is what the replica says it takes now.
+        run: whether it should run (false: drain, then stop).
+        wanted_role: the role that it was last told.
+        age_s: seconds since it was ordered.
+        stats_age_s: seconds since its stats came; None if none did.
+        drain_asked: an admin wants it gone.
+        missing_s: seconds for which its agent, who knows that it should be there, has not named it.
+    """
+
+    replica: fleet.Replica
+    run: bool
+    wanted_role: fleet.Role
+    age_s: float = 0.0
+    stats_age_s: float | None = None
+    drain_asked: bool = False
+    missing_s: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return model and version."""
+        return (self.replica.spec.model, self.replica.spec.version)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stranger:
+    """A replica that an agent reports and nobody here ordered: the registry was lost, or is older."""
+
+    slot: Slot
+    replica: fleet.Replica
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One picture; see the fields' own types.
+
+    Attributes:
+        jobs: every job that Slurm knows, None if Slurm did not answer the last poll.
+        poll: number of the poll that `jobs` is from.
+        settling: the leader is new: agents may still come back, so nothing is started or asked for.
+        ended: leases of the registry that ended, to tell their jobs from unknown ones.
+        cancels: Slurm job to seconds since we last cancelled it.
+        demand: model to what gateways have waiting; a model without gateways is absent.
+        failures: (model, version) to its failed starts.
+        lease_pause: failed asks of Slurm.
+        ladder: model to the ladder's memory.
+    """
+
+    now: float
+    now_us: int
+    cluster: str
+    jobs: tuple[slurm.Job, ...] | None = None
+    poll: int = 0
+    settling: bool = False
+    leases: tuple[HeldLease, ...] = ()
+    ended: frozenset[ids.LeaseId] = frozenset()
+    cancels: Mapping[ids.SlurmJobId, float] = dataclasses.field(default_factory=dict)
+    replicas: tuple[KnownReplica, ...] = ()
+    strangers: tuple[Stranger, ...] = ()
+    deployments: tuple[Deployment, ...] = ()
+    demand: Mapping[str, fleet.Demand] = dataclasses.field(default_factory=dict)
+    failures: Mapping[tuple[str, str], backoff.Failures] = dataclasses.field(default_factory=dict)
+    lease_pause: backoff.Failures = dataclasses.field(default_factory=backoff.Failures)
+    ladder: Mapping[str, ladder.Memory] = dataclasses.field(default_factory=dict)
