@@ -60,7 +60,6 @@ def slurm_conf(
         "Prolog": f"{where.etc}/prolog.sh",
         "Epilog": f"{where.etc}/epilog.sh",
         "GresTypes": "gpu",
-        "AccountingStorageTRES": "gres/gpu",
         **(_FAST if shape.fast else {}),
         **(_accounting(ports, where) if shape.accounting else {}),
     }
@@ -81,6 +80,7 @@ def _accounting(ports: site.Ports, where: site.Layout) -> dict[str, str]:
         "AccountingStoragePort": str(ports.slurmdbd),
         "AccountingStoragePass": str(where.munge_socket),
         "AccountingStoreFlags": "job_comment",
+        "AccountingStorageTRES": "gres/gpu",
     }
 
 
