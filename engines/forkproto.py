@@ -153,3 +153,12 @@ def decode(line: bytes) -> Any:
         return _TYPES[fields.pop("type")](**fields)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ProtocolError(f"not a fork server message: {line[:80]!r}") from error
+
+
+def decode_status(line: bytes) -> dict[str, Any]:
+    """Return one line of a replica's status pipe as a mapping; what is none is told as ``unreadable``."""
+    try:
+        status = json.loads(line)
+    except ValueError:
+        status = None
+    return status if isinstance(status, dict) else {"unreadable": repr(line[:80])}

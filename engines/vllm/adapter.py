@@ -1,0 +1,297 @@
+"""The one module that touches vLLM's names: its own OpenAI app around a thin `AsyncLLM` subclass.
+
+Chat templates, tools, logprobs and every byte of an answer are vLLM's. Added here: which tokens the
+bytes stand for, abort by our request id, priority by tier, and the step's figures. Written against
+vLLM 0.31 and 0.32 and importable only in an engine's environment; it must not know of seats or frames.
+"""
+
+import argparse
+import contextlib
+import functools
+import importlib.metadata
+import os
+import time as timing
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any, NoReturn
+
+import tokenizers
+import vllm.exceptions
+from starlette import types
+from tokenizers import decoders
+from vllm import platforms, sampling_params
+from vllm.engine import arg_utils
+from vllm.entrypoints.launchers import app as launchers_app
+from vllm.entrypoints.launchers import cli_args
+from vllm.entrypoints.launchers.api_server import app_state
+from vllm.usage import usage_lib
+from vllm.utils import argparse_utils
+from vllm.v1.engine import async_llm
+from vllm.v1.metrics import loggers
+
+from engines.replica import engine, launch
+from engines.vllm import arguments, calls, ledger
+from scheduler.contracts import clock, fleet
+
+_BAD_REQUEST = (vllm.exceptions.VLLMClientError, vllm.exceptions.GracefulHTTPError)
+
+
+def version() -> str:
+    """Return vLLM's version."""
+    return importlib.metadata.version("vllm")
+
+
+class _Parser(argparse_utils.FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is untyped here
+    def error(self, message: str) -> NoReturn:
+        raise arguments.ArgumentError(message)
+
+
+def parse(spec: fleet.ReplicaSpec) -> argparse.Namespace:
+    """Return the arguments of ``spec`` as vLLM's own parser understands them.
+
+    Raises:
+        arguments.ArgumentError: Forebay refuses one, or vLLM does not know it or its value.
+    """
+    line = arguments.command_line(spec)
+    parser = cli_args.make_arg_parser(_Parser(prog="vllm", add_help=False, allow_abbrev=False))
+    try:
+        args: argparse.Namespace = parser.parse_args(line)
+        cli_args.validate_parsed_serve_args(args)
+    except (ValueError, TypeError, argparse.ArgumentError) as error:
+        words = " ".join(str(error).split())
+        raise arguments.ArgumentError(
+            f"model {spec.model}: engine_args: vLLM {version()} says: {words}"
+        ) from error
+    return args
+
+
+class StepLog(loggers.StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped here
+    """Keeps the newest figures of the engine's steps (vLLM calls this interface unstable)."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self.steps = 0
+        self.step_ms = 0.0
+        self.kv_usage = 0.0
+        self.output_tokens = 0
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        """Take the figures of one step."""
+        if scheduler_stats is not None:
+            self.steps += 1
+            self.kv_usage = scheduler_stats.kv_cache_usage
+            if scheduler_stats.iteration_details is not None:
+                self.step_ms = scheduler_stats.iteration_details.elapsed_ms
+        if iteration_stats is not None:
+            self.output_tokens += iteration_stats.num_generation_tokens
+
+    def log_engine_initialized(self) -> None:
+        """Say nothing: the replica's supervisor reports the start."""
+
+
+class TappedLLM(async_llm.AsyncLLM):  # type: ignore[misc]  # vLLM is untyped here
+    """vLLM's engine, telling the tap of each request what it does; `calls` is set before it serves."""
+
+    calls: calls.Calls
+
+    async def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
+    ) -> AsyncIterator[Any]:
+        """Generate as vLLM does, with the tap listening."""
+        params = sampling_params
+        call = self.calls.begin(
+            request_id, prompt, params.n or 1, functools.partial(self._speller, prompt, params)
+        )
+        if call is None:
+            async with contextlib.aclosing(
+                super().generate(prompt, params, request_id, **options)
+            ) as plain:
+                async for output in plain:
+                    yield output
+            return
+        # An answer that is not streamed comes in one piece; it is gathered here instead, so that its
+        # tokens are counted as they are sampled and a preempted one can be resumed.
+        whole = None
+        final_only = params.output_kind is _kind().FINAL_ONLY
+        if final_only:
+            params = params.clone()
+            params.output_kind = _kind().DELTA
+        try:
+            async with contextlib.aclosing(
+                super().generate(prompt, params, request_id, **options)
+            ) as deltas:
+                async for output in deltas:
+                    call.note(output)
+                    if not final_only:
+                        yield output
+                        continue
+                    call.release()
+                    whole = _gather(whole, output)
+        except _BAD_REQUEST:
+            raise
+        except Exception as error:
+            call.failed(f"{type(error).__name__}: {error}")
+            raise
+        if whole is not None:
+            yield whole
+
+    async def encode(
+        self, prompt: Any, pooling_params: Any, request_id: str, **options: Any
+    ) -> AsyncIterator[Any]:
+        """Embed or classify as vLLM does, with the tap counting."""
+        call = self.calls.begin(request_id, None, 1, lambda: None)
+        inner = super().encode(prompt, pooling_params, request_id, **options)
+        async with contextlib.aclosing(inner) as outputs:
+            async for output in outputs:
+                if call is not None:
+                    call.note_pooled(output)
+                yield output
+
+    def _speller(self, prompt: Any, params: Any) -> ledger.Speller | None:
+        """Return how one choice's tokens are spelt, as vLLM's own detokenizer does it."""
+        fast = getattr(self.renderer.tokenizer, "_tokenizer", None)
+        if not isinstance(fast, tokenizers.Tokenizer) or not params.detokenize:
+            return None
+        ids = list(prompt.get("prompt_token_ids") or ()) if isinstance(prompt, Mapping) else []
+        skip = params.skip_special_tokens
+        stream = decoders.DecodeStream(ids=ids, skip_special_tokens=skip)
+
+        def spell(token_id: int) -> str | None:
+            nonlocal stream
+            try:
+                piece: str | None = stream.step(fast, token_id)
+            except Exception:  # tokenizers raises no other class: bytes that are no UTF-8 at all
+                stream = decoders.DecodeStream(skip_special_tokens=skip)
+                piece = stream.step(fast, token_id)
+            return piece
+
+        return spell
+
+
+def _kind() -> Any:
+    return sampling_params.RequestOutputKind
+
+
+def _gather(whole: Any, output: Any) -> Any:
+    """Add a delta to the answer so far; what is missing then is what vLLM gives with FINAL_ONLY."""
+    if whole is None:
+        return output
+    whole.add(output, aggregate=True)
+    whole.metrics = output.metrics
+    whole.outputs.sort(key=lambda part: part.index)
+    return whole
+
+
+class VllmEngine:
+    """`engines.replica.engine.Engine` for vLLM."""
+
+    def __init__(
+        self, llm: TappedLLM, inner: types.ASGIApp, taps: engine.Taps, log: StepLog
+    ) -> None:
+        self._llm = llm
+        self._taps = taps
+        self._log = log
+        self._app = calls.Releasing(inner, llm.calls)
+
+    @property
+    def app(self) -> types.ASGIApp:
+        """The OpenAI app that vLLM itself builds."""
+        return self._app
+
+    def tap(self, request_id: str) -> engine.Tap:
+        """Open the tap of a request that is about to enter."""
+        return self._taps.open(request_id)
+
+    def untap(self, request_id: str) -> None:
+        """Forget a request that has left."""
+        self._taps.close(request_id)
+        self._llm.calls.forget(request_id)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request's sequences. The order is queued before any later request to the engine."""
+        running = list(self._llm.calls.of(request_id))
+        if running:
+            await self._llm.abort(running)
+
+    def stats(self) -> engine.EngineStats:
+        """Return the newest step's figures."""
+        blocks = self._llm.vllm_config.cache_config.num_gpu_blocks or 0
+        # An engine without work takes no step, so the last step's use would stand for ever.
+        idle = self._llm.get_num_unfinished_requests() == 0
+        used = 0.0 if idle else self._log.kv_usage
+        return engine.EngineStats(
+            kv_blocks=blocks,
+            kv_free=blocks - round(blocks * used),
+            output_tokens_total=self._log.output_tokens,
+            step_ms=self._log.step_ms,
+            steps_total=self._log.steps,
+            failure="vLLM's engine core has died" if self._llm.errored else "",
+        )
+
+
+def _name_adapters(models: Any, spec: fleet.ReplicaSpec) -> None:
+    """Serve each adapter under its own name too, without loading it twice."""
+    for name in spec.adapters:
+        loaded = models.lora_requests.get(arguments.adapter_name(spec.model, name))
+        if loaded is not None and not models.is_base_model(name):
+            models.lora_requests.setdefault(name, loaded)
+
+
+def _prepare_process(config: Any) -> None:
+    """Choose how the engine core's process is made, once vLLM has chosen for itself.
+
+    vLLM forces "spawn" on CPUs, which imports everything again (12 s) in the core's process. Forking is
+    sound here: this process has run no kernel and started no thread of its own yet.
+    """
+    if platforms.current_platform.is_cpu():
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        if config.parallel_config.world_size == 1:
+            # The worker lives in the engine core's process: one process fewer to pay for.
+            config.parallel_config.distributed_executor_backend = "uni"
+
+
+@contextlib.asynccontextmanager
+async def open_engine(
+    record: launch.Launch, time: clock.Clock, reporter: launch.Reporter
+) -> AsyncIterator[VllmEngine]:
+    """Run vLLM for one replica.
+
+    Raises:
+        arguments.ArgumentError: the spec's arguments can't be used.
+        Exception: whatever vLLM raises when the model can't be loaded.
+    """
+    began = timing.monotonic()
+    args = parse(record.spec)
+    context = usage_lib.UsageContext.OPENAI_API_SERVER
+    try:
+        config = arg_utils.AsyncEngineArgs.from_cli_args(args).create_engine_config(context)
+    except (ValueError, TypeError, OSError) as error:
+        raise arguments.ArgumentError(_first_words(record.spec.model, error)) from error
+    _prepare_process(config)
+    reporter.phase("configure", round(timing.monotonic() - began, 3))
+    began = timing.monotonic()
+    log = StepLog(config)
+    llm = TappedLLM.from_vllm_config(
+        config, usage_context=context, stat_loggers=[lambda vllm_config, index=0: log]
+    )
+    taps = engine.Taps(time.wall_us)
+    llm.calls = calls.Calls(taps)
+    try:
+        await llm.reset_mm_cache()
+        tasks: Iterable[str] = await llm.get_supported_tasks()
+        app = launchers_app.build_app(args, tasks, llm.model_config)
+        await app_state.init_app_state(llm, app.state, args, tasks)
+        _name_adapters(app.state.openai_serving_models, record.spec)
+        reporter.phase("load", round(timing.monotonic() - began, 3))
+        yield VllmEngine(llm, app, taps, log)
+    finally:
+        llm.shutdown(timeout=0)
+
+
+def _first_words(model: str, error: Exception) -> str:
+    words = " ".join(str(error).split())
+    return f"model {model}: vLLM {version()} refuses its arguments: {words[:400]}"

@@ -1,0 +1,149 @@
+"""What runs in the engine for each of our requests, and which token ids go out with which bytes.
+
+Sits between vLLM's app and the replica's stack, and knows neither: engine outputs are taken as they
+look (`prompt_token_ids`, `outputs[].token_ids`, …), ASGI messages as bytes.
+"""
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette import types
+
+from engines.replica import engine
+from engines.vllm import ledger
+from scheduler.contracts import requests
+
+TIER_HEADER = b"x-forebay-tier"
+_PRIORITY_HEADER = b"x-vllm-priority"
+_ROLE_CHUNK = b'"role":"'  # in a text this would be escaped
+NewSpeller = Callable[[], ledger.Speller | None]
+"""Makes the speller of one more choice of a request."""
+
+
+class Call:
+    """One engine request (one prompt of an HTTP request) and its choices' ledgers."""
+
+    def __init__(self, tap: engine.Tap, first_choice: int, new_speller: NewSpeller):
+        self._tap = tap
+        self._first = first_choice
+        self._new_speller = new_speller
+        self._ledgers: dict[int, ledger.Ledger] = {}
+        self._prefilled = False
+
+    def note(self, output: Any) -> None:
+        """Take what the engine gave out: deltas of one or more choices."""
+        tap = self._tap
+        if not self._prefilled and output.prompt_token_ids is not None:
+            self._prefilled = True
+            tap.prefilled(len(output.prompt_token_ids), cached=output.num_cached_tokens or 0)
+        for part in getattr(output, "outputs", None) or ():
+            choice = self._first + part.index
+            book = self._ledgers.get(choice)
+            if book is None:
+                book = self._ledgers[choice] = ledger.Ledger(self._new_speller())
+            token_ids = list(part.token_ids)
+            tap.sampled(len(token_ids))
+            book.add(token_ids, part.text, finished=part.finish_reason is not None)
+            if part.finish_reason is not None:
+                tap.finished(choice, part.finish_reason)
+
+    def note_pooled(self, output: Any) -> None:
+        """Take the result of an embedding or a class: only the prompt counts."""
+        if output.finished:
+            cached = getattr(output, "num_cached_tokens", 0) or 0
+            self._tap.prefilled(len(output.prompt_token_ids), cached=cached)
+
+    def release(self) -> None:
+        """Hand out the ids whose text goes out now."""
+        for choice, book in self._ledgers.items():
+            self._tap.released(choice, book.release())
+
+    def failed(self, reason: str) -> None:
+        """Note that the engine gave up."""
+        self._tap.failed(reason)
+
+
+class Calls:
+    """The running engine requests by our request id."""
+
+    def __init__(self, taps: engine.Taps) -> None:
+        self._taps = taps
+        self._running: dict[str, dict[str, Call]] = collections.defaultdict(dict)
+
+    def owner(self, engine_id: str) -> tuple[str, int] | None:
+        """Return our request id and the prompt's number for an engine's request id; None if not ours.
+
+        The engine's are ``chatcmpl-<ours>``, and ``cmpl-<ours>-<n>`` or ``embd-<ours>-<n>``.
+        """
+        rest = engine_id.partition("-")[2]
+        if self._taps.find(rest) is not None:
+            return rest, 0
+        ours, _, number = rest.rpartition("-")
+        if number.isdecimal() and self._taps.find(ours) is not None:
+            return ours, int(number)
+        return None
+
+    def begin(
+        self,
+        engine_id: str,
+        prompt: Any,
+        choices: int,
+        new_speller: NewSpeller,
+    ) -> Call | None:
+        """Open the call of an engine request; None for one that did not come through the stack."""
+        owner = self.owner(engine_id)
+        tap = None if owner is None else self._taps.find(owner[0])
+        if owner is None or tap is None:
+            return None
+        if isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is not None:
+            tap.prompt(prompt["prompt_token_ids"])
+        call = Call(tap, owner[1] * choices, new_speller)
+        self._running[owner[0]][engine_id] = call
+        return call
+
+    def of(self, request_id: str) -> dict[str, Call]:
+        """Return the calls of one of our requests, by engine request id."""
+        return self._running.get(request_id, {})
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is known of a request that has left."""
+        self._running.pop(request_id, None)
+
+
+class Releasing:
+    """ASGI wrapper next to vLLM's app: hands token ids out with the bytes that hold their text."""
+
+    def __init__(self, inner: types.ASGIApp, calls: Calls) -> None:
+        self._inner = inner
+        self._calls = calls
+
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
+        """Pass a request on, listening to its answer."""
+        if scope["type"] != "http":
+            await self._inner(scope, receive, send)
+            return
+        scope = _with_priority(scope)
+        headers = dict(scope["headers"])
+        request_id = headers.get(b"x-request-id", b"").decode("latin-1")
+
+        async def releasing(message: types.Message) -> None:
+            # A chat stream begins with a chunk that names the role: no token's text is in it.
+            if message["type"] == "http.response.body" and _ROLE_CHUNK not in message.get(
+                "body", b""
+            ):
+                for call in self._calls.of(request_id).values():
+                    call.release()
+            await send(message)
+
+        await self._inner(scope, receive, releasing)
+
+
+def _with_priority(scope: types.Scope) -> types.Scope:
+    """Put the tier's band where vLLM looks for a priority; a caller's own word there never counts."""
+    tier = dict(scope["headers"]).get(TIER_HEADER)
+    headers = [(k, v) for k, v in scope["headers"] if k not in {TIER_HEADER, _PRIORITY_HEADER}]
+    if tier is not None:
+        band = requests.Tier(tier.decode("ascii")).band
+        headers.append((_PRIORITY_HEADER, b"%d" % band))
+    return {**scope, "headers": headers}
