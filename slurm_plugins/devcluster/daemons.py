@@ -104,8 +104,15 @@ def _rest_argv(result: site.Site) -> list[str]:
         str(result.slurm_conf),
         "-a",
         "rest_auth/jwt",
+        *(() if result.ports.slurmdbd else ("-s", _rest_without_accounting(result.version))),
         f"127.0.0.1:{result.ports.slurmrestd}",
     ]
+
+
+def _rest_without_accounting(version: str) -> str:
+    """Name slurmrestd's plugin for the controller alone: the one for slurmdbd is fatal without it."""
+    major, minor = map(int, version.split(".")[:2])
+    return "openapi/slurmctld" if (major, minor) >= (23, 11) else "openapi/v0.0.38"
 
 
 def _start_mariadb(where: site.Layout) -> None:
