@@ -1,0 +1,130 @@
+"""The embedded Slurm's memory: its jobs in one JSON file, changed under a lock, written atomically.
+
+Any process may open the same folder; each change reads the newest state first, so that a broker that
+restarts, or a second one, finds every job and its process.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from scheduler.contracts import ids, slurm
+from slurm_plugins import embedded_runner
+
+
+@dataclasses.dataclass(slots=True)
+class Record:
+    """One job.
+
+    Attributes:
+        why: the final state that was decided before the job ended (CANCELLED, TIMEOUT, PREEMPTED), or "".
+        gpus: the indexes that it holds on each of its nodes.
+        runner_pid, runner_start: the runner, told from a later process of the same number by its start.
+    """
+
+    job_id: str
+    spec: slurm.JobSpec
+    user: str
+    comment: str
+    time_limit_s: int
+    submitted_us: int
+    state: slurm.JobState = slurm.JobState.PENDING
+    reason: str = ""
+    partition: str = ""
+    why: str = ""
+    gpus: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    runner_pid: int = 0
+    runner_start: int = 0
+    started_us: int = 0
+    ended_us: int = 0
+    exit_code: str = "0:0"
+
+
+@dataclasses.dataclass(slots=True)
+class State:
+    """Everything: the next number and the jobs by theirs."""
+
+    next_id: int = 1
+    jobs: dict[str, Record] = dataclasses.field(default_factory=dict)
+
+    def running(self) -> list[Record]:
+        """Return the jobs that hold GPUs."""
+        return [r for r in self.jobs.values() if r.started_us and not r.state.final]
+
+
+class Store:
+    """The file, its lock, and the jobs' folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._file = folder / "jobs.json"
+        self._threads = threading.Lock()
+
+    def job_folder(self, job_id: str) -> Path:
+        """Return the folder of one job's script and marks."""
+        return self.folder / "jobs" / job_id
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[State]:
+        """Lend the newest state; what was changed is on disk when the block ends without an error."""
+        with self._threads, (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            before = self._text()
+            state = _read(before, self._file)
+            yield state
+            value = _plain(state)
+            if json.dumps(value) != before:
+                embedded_runner.write(self._file, value)
+
+    def _text(self) -> str:
+        try:
+            return self._file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
+
+
+def _plain(state: State) -> dict[str, Any]:
+    return {
+        "next_id": state.next_id,
+        "jobs": {key: dataclasses.asdict(record) for key, record in state.jobs.items()},
+    }
+
+
+def _read(text: str, file: Path) -> State:
+    if not text:
+        return State()
+    try:
+        value = json.loads(text)
+        jobs = {key: _record(raw) for key, raw in value["jobs"].items()}
+        return State(next_id=int(value["next_id"]), jobs=jobs)
+    except (ValueError, KeyError, TypeError) as error:
+        raise slurm.SlurmGarbled(
+            f"embedded Slurm: {file} can't be read ({error}); move it away to start anew"
+        ) from error
+
+
+def _record(raw: Mapping[str, Any]) -> Record:
+    return Record(
+        **{**raw, "spec": _spec(raw["spec"]), "state": slurm.JobState(raw["state"])},
+    )
+
+
+def _spec(raw: Mapping[str, Any]) -> slurm.JobSpec:
+    stamp = raw["stamp"]
+    return slurm.JobSpec(
+        **{
+            **raw,
+            "partitions": tuple(raw["partitions"]),
+            "nodelist": tuple(raw["nodelist"]),
+            "exclude": tuple(raw["exclude"]),
+            "stamp": None
+            if stamp is None
+            else slurm.Stamp(**{**stamp, "lease_id": ids.LeaseId(stamp["lease_id"])}),
+        }
+    )

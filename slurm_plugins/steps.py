@@ -1,0 +1,262 @@
+"""Starts slots in a lease: as Slurm job steps (`SrunLauncher`) or as local processes (`LocalLauncher`)."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from scheduler.contracts import slurm
+from slurm_plugins import children, sbatch
+
+# Runs in the step, before its command: says that the step has started, and its id.
+_ANNOUNCE = (
+    'printf %s "$SLURM_JOB_ID.$SLURM_STEP_ID" >"$0.part" && mv "$0.part" "$0" || exit 70; exec "$@"'
+)
+# Runs before a local slot's command: it must not outlive the agent. The check covers an agent that
+# died before the request was made.
+_BOUND = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0); "
+    "os.getppid() == int(sys.argv[1]) or os._exit(70); os.execvp(sys.argv[2], sys.argv[2:])"
+)
+_POLL_S = 0.02
+_SCANCEL_TIMEOUT_S = 10.0
+# Inherited from the batch script, these would set defaults of the step against its own options.
+_DROPPED = ("SLURM_CPU_BIND", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_MEM_PER_NODE",
+            "SLURM_MEM_PER_CPU", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE",
+            "SLURM_GRES", "SLURM_TRES_PER_TASK")  # fmt: skip
+_BUSY = ("temporarily disabled", "Unable to contact", "Socket timed out", "Requested nodes are busy",
+         "Connection refused", "Communication connection failure", "Zero Bytes",
+         "step creation still disabled", "Unable to confirm allocation",
+         "Required node not available")  # fmt: skip
+
+
+class SrunStep:
+    """A running job step; `ports.Step`."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", step_id: str) -> None:
+        self._process = process
+        self.step_id = step_id
+
+    @property
+    def pid(self) -> int:
+        """The local srun."""
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Return srun's exit code, which is the task's."""
+        return await children.wait(self._process)
+
+    async def terminate(self) -> None:
+        """Send SIGTERM to the tasks.
+
+        By scancel: a SIGTERM to srun itself would kill the tasks at once.
+
+        Raises:
+            slurm.SlurmUnavailable: the controller does not answer, nothing was sent.
+        """
+        await self._scancel("--signal=TERM")
+
+    async def kill(self) -> None:
+        """End the tasks for good; where the controller does not answer, through srun."""
+        if self._process.poll() is not None:
+            return
+        try:
+            await self._scancel("--signal=KILL")
+        except slurm.SlurmUnavailable:
+            # srun tells the node directly, and gives its tasks no time.
+            self._process.send_signal(signal.SIGTERM)
+
+    async def _scancel(self, option: str) -> None:
+        if self._process.poll() is not None:
+            return
+        try:
+            done = await children.run(
+                ["scancel", option, self.step_id], timeout_s=_SCANCEL_TIMEOUT_S
+            )
+        except (TimeoutError, FileNotFoundError) as error:
+            raise slurm.SlurmUnavailable(f"scancel {option} {self.step_id}: {error!r}") from error
+        # A step that ended meanwhile is what was wanted; all else is the controller's trouble.
+        over = ("Invalid job", "already completing", "No such process", "invalid step")
+        if done.code and not any(word in done.output for word in over):
+            raise slurm.SlurmUnavailable(f"scancel {option} {self.step_id}: {done.output}")
+
+
+class SrunLauncher:
+    """Starts each slot as one step of the lease, so that binding and accounting are Slurm's.
+
+    Args:
+        job_id: the lease's job (`$SLURM_JOB_ID`).
+        gres_type: the lease's GPU type, "" for any.
+        options: more options for srun, from the site's settings.
+        start_timeout_s: how long a step may wait for its GPUs.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        *,
+        gres_type: str = "",
+        options: Sequence[str] = (),
+        start_timeout_s: float = 60.0,
+    ) -> None:
+        self._job_id = job_id
+        self._gres_type = gres_type
+        self._options = tuple(options)
+        self._start_timeout_s = start_timeout_s
+        self._count = 0
+
+    async def start(
+        self, argv: Sequence[str], *, gpus: int, cpus: int, env: Mapping[str, str], log: Path
+    ) -> SrunStep:
+        """Start a step and return once its task runs; see `ports.StepLauncher`.
+
+        Raises:
+            slurm.SlurmUnavailable: no controller, or no GPUs in time; try again later.
+            slurm.SlurmRefused: Slurm will not start it.
+        """
+        self._count += 1
+        mark = log.with_name(f"{log.name}.{os.getpid()}.{self._count}.step")
+        options = sbatch.srun_arguments(
+            self._job_id, gpus=gpus, cpus=cpus, gres_type=self._gres_type, extra=self._options
+        )
+        inherited = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+        try:
+            process = children.spawn(
+                ["srun", *options, "/bin/sh", "-c", _ANNOUNCE, str(mark), *argv],
+                env={**inherited, **env},
+                log=log,
+            )
+        except OSError as error:
+            raise slurm.SlurmUnavailable(f"srun can't be started: {error}") from error
+        try:
+            return SrunStep(process, await self._started(process, mark, log))
+        except BaseException:
+            await _abandon(process)
+            raise
+        finally:
+            mark.unlink(missing_ok=True)
+
+    async def _started(self, process: "subprocess.Popen[bytes]", mark: Path, log: Path) -> str:
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                while not mark.exists():
+                    if process.poll() is not None and not mark.exists():
+                        raise self._failure(process.returncode, log)
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise slurm.SlurmUnavailable(
+                f"job {self._job_id}: the step did not start within {self._start_timeout_s:g} s: "
+                f"{children.tail(log)}"
+            ) from None
+        return mark.read_text(encoding="utf-8")
+
+    def _failure(self, code: int, log: Path) -> slurm.SlurmError:
+        said = children.tail(log)
+        kind = slurm.SlurmUnavailable if any(word in said for word in _BUSY) else slurm.SlurmRefused
+        return kind(f"job {self._job_id}: srun ended with {code} before the step started: {said}")
+
+
+async def _abandon(process: "subprocess.Popen[bytes]") -> None:
+    """End an srun whose step is not wanted: TERM, so that it takes a started task with it, then KILL."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(2.0):
+                await children.wait(process)
+        except TimeoutError:
+            process.kill()
+            process.wait()
+
+
+class LocalStep:
+    """A local process group that stands for a step; `ports.Step`."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", launcher: "LocalLauncher") -> None:
+        self._process = process
+        self._launcher = launcher
+
+    @property
+    def pid(self) -> int:
+        """The process itself, which leads its group."""
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Return its exit code, once what it left of its group is gone too."""
+        code = await children.wait(self._process)
+        self._launcher.ended(self._process)
+        return code
+
+    async def terminate(self) -> None:
+        """Send SIGTERM to the group, as Slurm does to all processes of a step."""
+        if self._process.poll() is None:
+            children.signal_group(self._process.pid, signal.SIGTERM)
+
+    async def kill(self) -> None:
+        """Send SIGKILL to the group."""
+        if self._process.poll() is None:
+            children.signal_group(self._process.pid, signal.SIGKILL)
+
+
+class LocalLauncher:
+    """Starts slots as local processes, each with its own share of the lease's CUDA_VISIBLE_DEVICES.
+
+    Args:
+        devices: the lease's GPUs as CUDA_VISIBLE_DEVICES names them: indexes, UUIDs or MIG ids.
+    """
+
+    def __init__(self, devices: str | None = None) -> None:
+        named = os.environ.get("CUDA_VISIBLE_DEVICES", "") if devices is None else devices
+        self._devices = tuple(name.strip() for name in named.split(",") if name.strip())
+        self._held: dict[int, tuple[str, ...]] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._count = 0
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """The devices that no live step holds."""
+        for process in list(self._processes.values()):
+            if process.poll() is not None:
+                self.ended(process)
+        held = {name for names in self._held.values() for name in names}
+        return tuple(name for name in self._devices if name not in held)
+
+    async def start(
+        self, argv: Sequence[str], *, gpus: int, cpus: int, env: Mapping[str, str], log: Path
+    ) -> LocalStep:
+        """Start a process in a group of its own; see `ports.StepLauncher`. CPUs are not bound here.
+
+        Raises:
+            slurm.SlurmUnavailable: too few free GPUs now, or the process can't be started.
+        """
+        free = self.free
+        if gpus > len(free):
+            raise slurm.SlurmUnavailable(f"the lease has {len(free)} free GPUs, {gpus} are needed")
+        mine = free[:gpus]
+        names = ",".join(mine)
+        environment = {
+            **os.environ,
+            **env,
+            "CUDA_VISIBLE_DEVICES": names,
+            "SLURM_STEP_GPUS": names,
+            "SLURM_STEP_ID": str(self._count),
+            "SLURM_PROCID": "0",
+            "SLURM_CPUS_PER_TASK": str(max(1, cpus)),
+        }
+        command = [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), *argv]
+        try:
+            process = children.spawn(command, env=environment, log=log)
+        except OSError as error:
+            raise slurm.SlurmUnavailable(f"{argv[0]} can't be started: {error}") from error
+        self._count += 1
+        self._held[process.pid] = mine
+        self._processes[process.pid] = process
+        return LocalStep(process, self)
+
+    def ended(self, process: "subprocess.Popen[bytes]") -> None:
+        """Take the GPUs of an ended process back, after ending what it left in its group."""
+        if self._processes.pop(process.pid, None) is not None:
+            children.signal_group(process.pid, signal.SIGKILL)
+            self._held.pop(process.pid, None)
