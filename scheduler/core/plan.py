@@ -59,12 +59,12 @@ class Plan:
     Attributes:
         actions: in the order in which they are to be applied.
         notes: what is not as wanted and why nothing is done about it now, one line each.
-        ladder: the ladder's memory for the next plan.
+        ladder_memory: the ladder's memory for the next plan.
     """
 
     actions: tuple[actions.Action, ...]
     notes: tuple[str, ...]
-    ladder: Mapping[str, ladder.Memory]
+    ladder_memory: Mapping[str, ladder.Memory]
 
 
 def plan(snap: snapshot.Snapshot, settings: Settings) -> Plan:
@@ -80,7 +80,7 @@ def plan(snap: snapshot.Snapshot, settings: Settings) -> Plan:
     todo += _write_off(snap, settings)
     if snap.settling:
         notes.append("new leader: waiting for agents to come back")
-        return Plan(tuple(todo), tuple(notes), snap.ladder)
+        return Plan(tuple(todo), tuple(notes), snap.ladder_memory)
     todo += _late(snap, settings)
     moved, memory = _roles(snap, settings, notes)
     todo += moved
@@ -137,7 +137,7 @@ def _roles(
         ]
     for model, members in shared.items():
         signal = _signal(snap, model, members, settings)
-        memory[model] = ladder.step(snap.ladder.get(model), signal, snap.now, settings)
+        memory[model] = ladder.step(snap.ladder_memory.get(model), signal, snap.now, settings)
         if signal.predicted_s is None and members:
             notes.append(f"{model}: no fresh demand or stats, so roles stay as they are")
             continue

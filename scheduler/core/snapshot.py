@@ -119,7 +119,7 @@ class Snapshot:
         demand: model to what gateways have waiting; a model without gateways is absent.
         failures: (model, version) to its failed starts.
         lease_pause: failed asks of Slurm.
-        ladder: model to the ladder's memory.
+        ladder_memory: model to the ladder's memory.
     """
 
     now: float
@@ -137,4 +137,4 @@ class Snapshot:
     demand: Mapping[str, fleet.Demand] = dataclasses.field(default_factory=dict)
     failures: Mapping[tuple[str, str], backoff.Failures] = dataclasses.field(default_factory=dict)
     lease_pause: backoff.Failures = dataclasses.field(default_factory=backoff.Failures)
-    ladder: Mapping[str, ladder.Memory] = dataclasses.field(default_factory=dict)
+    ladder_memory: Mapping[str, ladder.Memory] = dataclasses.field(default_factory=dict)

@@ -1,0 +1,53 @@
+"""The lead: one row, one holder, an epoch that grows with each change of holder."""
+
+import sqlalchemy as sa
+
+from scheduler.runtime.registry import database, tables
+
+NAME = "broker"
+
+
+class Lead:
+    """Takes, renews and gives up the lead. Whoever is late is fenced by the epoch, not by its clock."""
+
+    def __init__(self, base: database.Database) -> None:
+        self._base = base
+
+    def take(self, holder: str, now_us: int, ttl_us: int) -> int | None:
+        """Take the lead if it is free or has run out; return the new epoch, or None."""
+        with self._base.write() as session:
+            query = sa.select(tables.Leadership).where(tables.Leadership.name == NAME)
+            row = session.scalar(query.with_for_update())
+            if row is None:
+                session.add(
+                    tables.Leadership(name=NAME, holder=holder, epoch=1, expires_us=now_us + ttl_us)
+                )
+                return 1
+            if row.holder and row.holder != holder and row.expires_us > now_us:
+                return None
+            row.holder, row.epoch, row.expires_us = holder, row.epoch + 1, now_us + ttl_us
+            return row.epoch
+
+    def renew(self, epoch: int, now_us: int, ttl_us: int) -> None:
+        """Keep the lead for ``ttl_us`` more; raises `database.Fenced` if it is another's."""
+        with self._base.write(epoch) as session:
+            session.execute(
+                sa.update(tables.Leadership)
+                .where(tables.Leadership.name == NAME, tables.Leadership.epoch == epoch)
+                .values(expires_us=now_us + ttl_us)
+            )
+
+    def release(self, epoch: int) -> None:
+        """Give the lead up, so that a standby need not wait; nothing happens if it is another's."""
+        with self._base.write() as session:
+            session.execute(
+                sa.update(tables.Leadership)
+                .where(tables.Leadership.name == NAME, tables.Leadership.epoch == epoch)
+                .values(expires_us=0, holder="")
+            )
+
+    def epoch(self) -> int:
+        """Return the newest epoch, 0 before the first leader."""
+        query = sa.select(tables.Leadership.epoch).where(tables.Leadership.name == NAME)
+        with self._base.read() as session:
+            return session.scalar(query) or 0

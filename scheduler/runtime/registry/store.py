@@ -1,0 +1,38 @@
+"""The registry: one database, and one object for each thing that it keeps.
+
+Every method is one short transaction and blocks; callers on an event loop use `asyncio.to_thread`.
+"""
+
+from scheduler.runtime.registry import catalog, database, holdings, journal, keys, lead
+
+
+class Registry:
+    """What survives a restart.
+
+    Attributes:
+        catalog: models, versions, routes, deployments.
+        holdings: leases, slots, replicas.
+        keys: API keys.
+        lead: who leads.
+        journal: plans, events, facts.
+    """
+
+    def __init__(self, base: database.Database) -> None:
+        self.database = base
+        self.catalog = catalog.Catalog(base)
+        self.holdings = holdings.Holdings(base)
+        self.keys = keys.Keys(base)
+        self.lead = lead.Lead(base)
+        self.journal = journal.Journal(base)
+
+    @classmethod
+    def open(cls, url: str, *, migrate: bool = True) -> "Registry":
+        """Open the registry at a SQLAlchemy URL; bring its schema up to date unless told not to."""
+        base = database.Database(url)
+        if migrate:
+            base.upgrade()
+        return cls(base)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.database.close()
