@@ -28,14 +28,14 @@ LONGEST_TEXT = 1024
 _LARGE_ROW = 16_384
 _INT64 = 2**63
 
-_IDENTITY = tuple(field.name for field in dataclasses.fields(usage.Identity))
-_END = tuple(f.name for f in dataclasses.fields(usage.UsageRow) if f.name != "identity")
+IDENTITY = tuple(field.name for field in dataclasses.fields(usage.Identity))
+END = tuple(f.name for f in dataclasses.fields(usage.UsageRow) if f.name != "identity")
 _GPU = tuple(field.name for field in dataclasses.fields(usage.GpuRow))
 _REPLICA = tuple(field.name for field in dataclasses.fields(usage.ReplicaTimeRow))
-COLUMNS = {"u": (*_IDENTITY, *_END), "g": _GPU, "r": _REPLICA}
+COLUMNS = {"u": (*IDENTITY, *END), "g": _GPU, "r": _REPLICA}
 
-_get_identity: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*_IDENTITY)
-_get_end: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*_END)
+_get_identity: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*IDENTITY)
+_get_end: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*END)
 _get_gpu: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*_GPU)
 _get_replica: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*_REPLICA)
 _to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -63,15 +63,18 @@ def frame(payload: bytes) -> bytes:
     return size + zlib.crc32(payload, zlib.crc32(size)).to_bytes(4, "little") + payload
 
 
+def values_of(row: usage.Row) -> tuple[Any, ...]:
+    """Return a row's tag and its values in the order of `COLUMNS`."""
+    if isinstance(row, usage.UsageRow):
+        return ("u", *_get_identity(row.identity), *_get_end(row))
+    if isinstance(row, usage.GpuRow):
+        return ("g", *_get_gpu(row))
+    return ("r", *_get_replica(row))
+
+
 def encode(row: usage.Row) -> bytes:
     """Return a row as a record, ready to be written."""
-    values: tuple[Any, ...]
-    if isinstance(row, usage.UsageRow):
-        values = ("u", *_get_identity(row.identity), *_get_end(row))
-    elif isinstance(row, usage.GpuRow):
-        values = ("g", *_get_gpu(row))
-    else:
-        values = ("r", *_get_replica(row))
+    values = values_of(row)
     payload = _to_json(values).encode()
     if len(payload) > _LARGE_ROW:  # a caller's words may be long; a row must always fit a segment
         cut = [value[:LONGEST_TEXT] if isinstance(value, str) else value for value in values]
@@ -165,14 +168,14 @@ def _decode(value: list[Any], header: dict[str, Any]) -> usage.Row:
         return usage.GpuRow(**row)
     if tag == "r":
         return usage.ReplicaTimeRow(**row)
-    identity = usage.Identity(**{name: row.pop(name) for name in _IDENTITY if name in row})
+    identity = usage.Identity(**{name: row.pop(name) for name in IDENTITY if name in row})
     row["kind"] = usage.RowKind(row["kind"])
     row["outcome"] = usage.Outcome(row.get("outcome", usage.Outcome.OPEN))
     row["payer"] = usage.Payer(row.get("payer", usage.Payer.TEAM))
     return usage.UsageRow(identity=identity, **row)
 
 
-_TEXT = frozenset(
+TEXT_COLUMNS = frozenset(
     field.name
     for kind in (usage.Identity, usage.UsageRow, usage.GpuRow, usage.ReplicaTimeRow)
     for field in dataclasses.fields(kind)
@@ -181,7 +184,7 @@ _TEXT = frozenset(
 
 
 def _checked(name: str, value: Any) -> Any:
-    if name in _TEXT:
+    if name in TEXT_COLUMNS:
         if type(value) is not str:
             raise TypeError(f"{name} is no text")
     elif type(value) is not int or not 0 <= value < _INT64:

@@ -1,0 +1,193 @@
+"""One consistent reading of everything recorded: Parquet files of the manifest, and the live spools.
+
+The order makes it consistent: segments are read first and the manifest second. A segment that was
+shipped in between is in both, and its name in the manifest says so; one that was shipped before is in
+the manifest only. A file whose SHA-256 is wrong is moved to ``quarantine/``, named in `problems` of
+every reading that needs it, and never summed.
+"""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from accounting import manifest as manifests
+from accounting import merge, schema, segment, ship
+from scheduler.contracts import usage
+
+_ATTEMPTS = 5
+MAX_US = 2**63 - 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reading:
+    """A DuckDB session with the views ``usage``, ``usage_rows``, ``gpu_rows`` and ``replica_rows``.
+
+    ``usage`` has one row for each attempt; ``gpu_rows`` and ``replica_rows`` have each key once.
+
+    Attributes:
+        problems: one line for each thing that could not be read; what it held is not in the views.
+    """
+
+    session: Any
+    problems: tuple[str, ...]
+
+    def query(self, text: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Run one statement with bound parameters; rows as mappings."""
+        answer = self.session.execute(text, dict(parameters or {}))
+        names = [column[0] for column in answer.description]
+        return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
+
+
+class _Moved(Exception):
+    """A file went away between the manifest and its opening: the manifest has moved on, read again."""
+
+
+class Books:
+    """Opens readings of one state folder; keeps which files it has verified.
+
+    Args:
+        state_dir: Forebay's state folder.
+        memory_mb: DuckDB's memory limit for one reading.
+    """
+
+    def __init__(self, state_dir: Path, *, memory_mb: int = 512) -> None:
+        self._state_dir = state_dir
+        self._folder = state_dir / "parquet"
+        self._memory_mb = memory_mb
+        self._verified: dict[str, tuple[int, int, int]] = {}
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def reading(self, first_us: int = 0, last_us: int = MAX_US) -> Iterator[Reading]:
+        """Open a reading of the rows that touch a window.
+
+        Usage rows are those of attempts dispatched in ``[first_us, last_us)``; other rows are those
+        that overlap it. Blocks: call it in a thread.
+
+        Raises:
+            manifests.ManifestDamaged: nothing can be said.
+        """
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(_Moved):
+                reading = self._read(first_us, last_us)
+                break
+        else:
+            raise manifests.ManifestDamaged(
+                f"{self._folder}: files that the manifest names are missing: restore them from a backup"
+            )
+        try:
+            yield reading
+        finally:
+            reading.session.close()
+
+    def _read(self, first_us: int, last_us: int) -> Reading:
+        live = dict(self._segments())
+        current = manifests.load(self._folder) or manifests.Manifest()
+        fresh = {name: read for name, read in live.items() if name not in current.segments}
+        problems = [read.problem for read in fresh.values() if read.problem and read.sealed]
+        rows = [row for read in fresh.values() for row in read.rows]
+        files: dict[str, list[str]] = {table: [] for table in schema.TABLES}
+        for entry in current.files:
+            if entry.first_us < last_us and entry.last_us >= first_us:
+                fault = self._fault(entry)
+                if fault:
+                    problems.append(fault)
+                else:
+                    files[entry.table].append(str(self._folder / entry.path))
+        return Reading(self._session(files, rows, first_us, last_us), tuple(problems))
+
+    def _segments(self) -> Iterator[tuple[str, segment.Segment]]:
+        for path in ship.segments(self._state_dir):
+            try:
+                yield path.name, segment.read_segment(path)
+            except FileNotFoundError:
+                continue  # shipped since the listing: the manifest, read later, has it
+
+    def _fault(self, entry: manifests.File) -> str:
+        """Return "" if a file is as it was written, else one line; a wrong one is set aside."""
+        path = self._folder / entry.path
+        aside = self._folder / "quarantine" / f"{path.name}.damaged"
+        try:
+            state = path.stat()
+            stamp = (state.st_size, state.st_mtime_ns, state.st_ino)
+            if self._verified.get(entry.path) == stamp:
+                return ""
+            if state.st_size == entry.bytes and manifests.digest(path) == entry.sha256:
+                with self._lock:
+                    self._verified[entry.path] = stamp
+                return ""
+            aside.parent.mkdir(exist_ok=True)
+            path.rename(aside)
+        except FileNotFoundError:
+            now = manifests.load(self._folder)
+            if now is None or entry not in now.files:
+                raise _Moved from None
+        where = f"set aside as {aside}" if aside.exists() else "missing"
+        return (
+            f"{path}: damaged or gone, {where}: {entry.rows} {entry.table} rows of {entry.day} "
+            "are not counted; restore the file from a backup"
+        )
+
+    def _session(
+        self,
+        files: Mapping[str, Sequence[str]],
+        rows: Sequence[usage.Row],
+        first_us: int,
+        last_us: int,
+    ) -> Any:
+        session = duckdb.connect(
+            ":memory:",
+            config={
+                "memory_limit": f"{self._memory_mb}MB",
+                "threads": 2,
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+            },
+        )
+        try:
+            session.execute("SET TimeZone = 'UTC'")
+            session.execute("SET VARIABLE first_us = ?", [first_us])
+            session.execute("SET VARIABLE last_us = ?", [last_us])
+            for table in schema.TABLES:
+                live = [row for row in rows if schema.table_of(row) == table]
+                session.register(f"{table}_live", schema.to_arrow(table, live))
+                source = f"SELECT * FROM {table}_live"  # noqa: S608 - a table name of ours
+                if files[table]:
+                    stored = session.read_parquet(
+                        list(files[table]), union_by_name=True, hive_partitioning=False
+                    )
+                    stored.create_view(f"{table}_stored")
+                    source = f"SELECT * FROM {table}_stored UNION ALL BY NAME {source}"  # noqa: S608 - as above
+                session.execute(_ROWS[table].format(source=source))
+            session.execute(merge.VIEW)
+        except duckdb.IOException as error:
+            session.close()
+            raise _Moved from error
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+
+_OVERLAP = "end_us >= getvariable('first_us') AND start_us < getvariable('last_us')"
+_ROWS = {
+    schema.USAGE: (
+        "CREATE VIEW usage_rows AS SELECT * FROM ({source}) WHERE started_us >= getvariable('first_us') "
+        "AND started_us < getvariable('last_us')"
+    ),
+    schema.GPU: (
+        f"CREATE VIEW gpu_rows AS SELECT * FROM ({{source}}) WHERE {_OVERLAP} "  # noqa: S608 - constants
+        "QUALIFY row_number() OVER (PARTITION BY cluster, lease_id, run, seq "
+        "ORDER BY end_us DESC, start_us, gpus DESC) = 1"
+    ),
+    schema.REPLICA_TIME: (
+        f"CREATE VIEW replica_rows AS SELECT * FROM ({{source}}) WHERE {_OVERLAP} "  # noqa: S608 - constants
+        "QUALIFY row_number() OVER (PARTITION BY cluster, lease_id, replica_id, seq "
+        "ORDER BY end_us DESC, start_us, state) = 1"
+    ),
+}

@@ -1,0 +1,117 @@
+"""Which Parquet files count: one small JSON file, swapped atomically.
+
+Readers take their files from here and never from a directory listing, so that a half-done pass of the
+shipper is invisible. Each file has its SHA-256, since DuckDB checks no page checksums. Files that a
+compaction replaced are listed as retired for one generation before they are unlinked, so that a reader
+which holds the former manifest still finds them.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+NAME = "manifest.json"
+
+
+class ManifestDamaged(Exception):
+    """The manifest can't be read, or is missing where Parquet files are: restore it from a backup."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class File:
+    """One Parquet file.
+
+    Attributes:
+        path: relative to the parquet folder.
+        day: UTC day of its rows.
+        first_us, last_us: the earliest beginning and the latest end among its rows.
+    """
+
+    path: str
+    table: str
+    day: str
+    rows: int
+    bytes: int
+    sha256: str
+    first_us: int
+    last_us: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Manifest:
+    """One generation.
+
+    Attributes:
+        segments: spool segments whose rows are in `files`, and when they were shipped (UTC µs);
+            kept for a while after the segment is gone, for readers who read it before.
+        retired: files of the former generation that the next one unlinks.
+    """
+
+    generation: int = 0
+    files: tuple[File, ...] = ()
+    segments: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    retired: tuple[str, ...] = ()
+
+
+def load(folder: Path) -> Manifest | None:
+    """Read the manifest of a parquet folder; None if there is none yet.
+
+    Raises:
+        ManifestDamaged: it is not readable, or missing although there are files.
+    """
+    path = folder / NAME
+    try:
+        value: dict[str, Any] = json.loads(path.read_text())
+        files = tuple(File(**each) for each in value["files"])
+        return Manifest(
+            value["generation"], files, dict(value["segments"]), tuple(value["retired"])
+        )
+    except FileNotFoundError:
+        if next(folder.glob("*/day=*/*.parquet"), None) is not None:
+            raise ManifestDamaged(
+                f"{path} is missing although there are Parquet files: restore it from a backup"
+            ) from None
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ManifestDamaged(
+            f"{path} can't be read ({error}): restore it from a backup"
+        ) from error
+
+
+def save(folder: Path, manifest: Manifest) -> None:
+    """Swap the manifest; after a crash there is the old one or the new one."""
+    text = json.dumps(dataclasses.asdict(manifest), sort_keys=True)
+    write_durably(folder / NAME, text.encode())
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Put a whole file under its name, on disk: temporary, fsync, rename, fsync of the folder."""
+    temporary = path.with_name(f".{path.name}.tmp")  # hidden, and no glob for data matches it
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    try:
+        with os.fdopen(handle, "wb", closefd=False) as stream:
+            stream.write(data)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    os.rename(temporary, path)  # noqa: PTH104 - os's own names, so that a test can stop at each step
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a folder's entries durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def digest(path: Path) -> str:
+    """Return a file's SHA-256."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

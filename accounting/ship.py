@@ -1,0 +1,257 @@
+"""Spool segments become Parquet files, each row's place known at every moment.
+
+One pass, by the leader alone (a lock file keeps a second one out):
+
+1. choose segments: sealed ones, and those whose writer is dead or has been silent for long. The latter
+   are taken over first: a marker is put beside the segment *before* it is read. A writer looks for that
+   marker *after* each fdatasync and before it acknowledges. So either we read what it acknowledged, or
+   it sees the marker and writes those rows again elsewhere.
+2. write Parquet files (invisible: the manifest does not name them);
+3. swap the manifest, which names the files and the segments that they hold;
+4. remove the segments; one with a damaged part goes to ``spool/quarantine/`` instead, and is named.
+
+Killed anywhere, the next pass starts from the manifest: files it does not name are set aside, segments
+it names are removed. Readers read segments first and the manifest second (`accounting.books`).
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from accounting import manifest as manifests
+from accounting import schema, segment
+from scheduler.contracts import clock as clocks
+from scheduler.contracts import ids, usage
+
+BATCH_BYTES = 64 * 1024 * 1024
+TAKEOVER_S = 300.0
+_IDLE_EMPTY_S = 86_400.0
+_REMEMBER_US = 3_600_000_000  # a reader that has read a segment needs its name for seconds
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shipped:
+    """What one pass did; `busy` if another process was at it.
+
+    `problems` has one line for each thing that was found damaged and set aside.
+    """
+
+    segments: int = 0
+    rows: int = 0
+    files: int = 0
+    generation: int = 0
+    problems: tuple[str, ...] = ()
+    busy: bool = False
+
+
+def ship(
+    state_dir: Path,
+    clock: clocks.Clock,
+    *,
+    takeover_s: float = TAKEOVER_S,
+    batch_bytes: int = BATCH_BYTES,
+) -> Shipped:
+    """Move every finished segment into Parquet. Blocks; safe to kill at any point and to repeat.
+
+    Args:
+        state_dir: has ``spool/`` (any depth) and ``parquet/``.
+        clock: for the age of silent segments.
+        takeover_s: seconds of silence after which a living writer's segment is taken over.
+        batch_bytes: segments of about this size make one generation; bounds memory.
+
+    Raises:
+        manifests.ManifestDamaged: nothing was touched.
+        OSError: the disk refused; nothing is lost, the next pass repeats it.
+    """
+    folder = state_dir / "parquet"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(folder) as ours:
+        if not ours:
+            return Shipped(busy=True)
+        current = _settled(folder)
+        total = Shipped(generation=current.generation)
+        problems = list(_clear(state_dir, current))
+        for batch in _batches(state_dir, clock, takeover_s, batch_bytes):
+            rows = [row for _, read in batch for row in read.rows]
+            problems += [read.problem for _, read in batch if read.problem]
+            files = [*_write(folder, rows)]
+            current = _publish(folder, current, files, [path.name for path, _ in batch], clock)
+            for path, read in batch:
+                _remove(state_dir, path, damaged=bool(read.problem))
+            total = dataclasses.replace(
+                total,
+                segments=total.segments + len(batch),
+                rows=total.rows + len(rows),
+                files=total.files + len(files),
+                generation=current.generation,
+            )
+        return dataclasses.replace(total, problems=tuple(problems))
+
+
+def segments(state_dir: Path) -> list[Path]:
+    """List every spool segment; names never change, so a listing misses only what came or went."""
+    return sorted((state_dir / "spool").rglob(f"*{segment.SUFFIX}"))
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[bool]:
+    handle = os.open(folder / ".ship.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
+def _settled(folder: Path) -> manifests.Manifest:
+    """Return the manifest, after undoing what a killed pass left and ending the retired files."""
+    current = manifests.load(folder)
+    if current is None:
+        current = manifests.Manifest()
+        manifests.save(
+            folder, current
+        )  # from now on, files without a manifest mean that it was lost
+    known = {each.path for each in current.files} | set(current.retired)
+    for path in folder.glob("*/day=*/*"):
+        if str(path.relative_to(folder)) in known:
+            continue
+        if (
+            path.suffix == ".parquet"
+        ):  # rows of a killed pass: still in their segments, or shipped anew
+            aside = folder / "orphans"
+            aside.mkdir(exist_ok=True)
+            path.rename(aside / path.name)
+        else:
+            path.unlink()
+    if current.retired:
+        for name in current.retired:
+            (folder / name).unlink(missing_ok=True)
+        current = dataclasses.replace(current, retired=())
+    return current
+
+
+def _clear(state_dir: Path, current: manifests.Manifest) -> Iterator[str]:
+    """Remove segments that the manifest already holds, and markers whose segment is gone."""
+    for path in segments(state_dir):
+        if path.name in current.segments:
+            read = segment.read_segment(path)
+            _remove(state_dir, path, damaged=bool(read.problem))
+            if read.problem:
+                yield read.problem
+    for marker in (state_dir / "spool").rglob(f"*{segment.TAKEN}"):
+        if not marker.with_suffix(segment.SUFFIX).exists():
+            marker.unlink(missing_ok=True)
+
+
+def _batches(
+    state_dir: Path, clock: clocks.Clock, takeover_s: float, batch_bytes: int
+) -> Iterator[list[tuple[Path, segment.Segment]]]:
+    batch: list[tuple[Path, segment.Segment]] = []
+    size = 0
+    for path in segments(state_dir):
+        try:
+            read = _finished(path, clock, takeover_s)
+            held = path.stat().st_size
+        except FileNotFoundError:
+            continue  # its writer closed without a row
+        if read is None:
+            continue
+        batch.append((path, read))
+        size += held
+        if size >= batch_bytes:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _finished(path: Path, clock: clocks.Clock, takeover_s: float) -> segment.Segment | None:
+    """Return a segment's rows if nothing more will be acknowledged in it, after taking it over if need be."""
+    read = segment.read_segment(path)
+    if read.sealed:
+        return read
+    if segment.writer_alive(read.header) is not False:
+        silent_s = clock.wall_us() / 1e6 - path.stat().st_mtime
+        if silent_s < (takeover_s if read.rows else _IDLE_EMPTY_S):
+            return None
+    path.with_suffix(segment.TAKEN).touch()
+    manifests.sync_folder(path.parent)
+    return segment.read_segment(path)
+
+
+def _write(folder: Path, rows: Sequence[usage.Row]) -> Iterator[manifests.File]:
+    groups: dict[tuple[str, str], list[usage.Row]] = {}
+    for row in rows:
+        key = schema.table_of(row), schema.day_of(schema.span(row)[0])
+        groups.setdefault(key, []).append(row)
+    for (table, day), group in sorted(groups.items()):
+        spans = [schema.span(row) for row in group]
+        arrow = schema.to_arrow(table, group)
+        yield write_file(folder, table, day, arrow, (min(spans)[0], max(end for _, end in spans)))
+
+
+def write_file(
+    folder: Path, table: str, day: str, arrow: pa.Table, span_us: tuple[int, int]
+) -> manifests.File:
+    """Write one Parquet file durably and return its manifest entry; nobody sees it before the swap."""
+    partition = folder / table / f"day={day}"
+    if not partition.is_dir():
+        partition.mkdir(parents=True)
+        manifests.sync_folder(partition.parent)
+        manifests.sync_folder(folder)
+    sink = pa.BufferOutputStream()
+    pq.write_table(arrow, sink, compression="zstd")
+    data = sink.getvalue().to_pybytes()
+    path = partition / f"{ids.uuid7()}.parquet"
+    manifests.write_durably(path, data)
+    return manifests.File(
+        path=str(path.relative_to(folder)),
+        table=table,
+        day=day,
+        rows=arrow.num_rows,
+        bytes=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        first_us=span_us[0],
+        last_us=span_us[1],
+    )
+
+
+def _publish(
+    folder: Path,
+    current: manifests.Manifest,
+    files: Sequence[manifests.File],
+    names: Sequence[str],
+    clock: clocks.Clock,
+) -> manifests.Manifest:
+    now = clock.wall_us()
+    remembered = {name: at for name, at in current.segments.items() if abs(now - at) < _REMEMBER_US}
+    fresh = manifests.Manifest(
+        generation=current.generation + 1,
+        files=(*current.files, *files),
+        segments={**remembered, **dict.fromkeys(names, now)},
+    )
+    manifests.save(folder, fresh)
+    return fresh
+
+
+def _remove(state_dir: Path, path: Path, *, damaged: bool) -> None:
+    """Remove a shipped segment, then its marker: in this order, see `_Open.taken` in the spool."""
+    if damaged:
+        aside = state_dir / "spool" / "quarantine"
+        aside.mkdir(exist_ok=True)
+        path.rename(aside / f"{path.name}.damaged")
+    else:
+        path.unlink(missing_ok=True)
+    manifests.sync_folder(path.parent)
+    path.with_suffix(segment.TAKEN).unlink(missing_ok=True)

@@ -1,0 +1,58 @@
+"""The view that the reports read and the rules as written choose the same row, whatever was recorded."""
+
+import pathlib
+import tempfile
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from accounting import books, merge, spool
+from scheduler.contracts import clock, usage
+from tests.unit.accounting import samples
+
+KINDS = st.sampled_from(list(usage.RowKind))
+COUNTS = st.integers(0, 3)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> usage.UsageRow:
+    kind = draw(KINDS)
+    return samples.row(
+        kind,
+        draw(st.sampled_from(["a", "b", "a:1"])),
+        draw(st.integers(1, 2)),
+        outcome=draw(st.sampled_from(list(usage.Outcome))),
+        payer=draw(st.sampled_from(list(usage.Payer))),
+        uncached_prompt_tokens=draw(COUNTS),
+        cached_prompt_tokens=draw(COUNTS),
+        output_tokens=draw(COUNTS),
+        first_token_us=draw(COUNTS),
+        ended_us=draw(COUNTS),
+        reason=draw(st.sampled_from(["", "é", "z", "\U0001f980"])),
+        team=draw(st.sampled_from(["007", "7", "1e3", "NULL", ""])),
+    )
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(rows(), max_size=12))
+def test_the_view_says_what_the_rules_say(written: list[usage.UsageRow]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        state = pathlib.Path(folder)
+        sink = spool.Spool(state / "spool" / "w", "w", segment_bytes=1, clock=clock.FakeClock())
+        for row in written:
+            sink.append(row)
+        sink.close()
+        with books.Books(state).reading() as reading:
+            seen = reading.query("SELECT * FROM usage ORDER BY request_id, attempt")
+    merged = merge.merge(written)
+    assert seen == [row.flat() for row in merged]
+    keys = {(row.identity.request_id, row.identity.attempt) for row in written}
+    assert len(merged) == len(keys)
+
+
+@given(st.lists(rows(), max_size=12), st.randoms(use_true_random=False))
+def test_order_and_repetition_change_nothing(written: list[usage.UsageRow], random: object) -> None:
+    once = merge.merge(written)
+    shuffled = written * 2
+    random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis gives a random.Random
+    assert merge.merge(shuffled) == once
