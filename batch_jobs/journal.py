@@ -244,26 +244,33 @@ class Writer:
             OSError: the disk refused; what was queued stays queued.
         """
         with self._committing:
-            with self._lock:
-                queued = len(self._buffer)
-                data = b"".join(self._buffer[:queued])
-            if not data:
-                return
-            try:
-                done = 0
-                while done < len(data):
-                    done += os.pwrite(self._fd, data[done:], self._size + done)
-                os.fdatasync(self._fd)
-            except OSError:
-                os.ftruncate(self._fd, self._size)
-                raise
-            self._size += len(data)
-            with self._lock:
-                del self._buffer[:queued]
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            queued = len(self._buffer)
+            data = b"".join(self._buffer[:queued])
+        if not data:
+            return
+        try:
+            done = 0
+            while done < len(data):
+                done += os.pwrite(self._fd, data[done:], self._size + done)
+            os.fdatasync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, self._size)
+            raise
+        self._size += len(data)
+        with self._lock:
+            del self._buffer[:queued]
 
     def close(self) -> None:
-        """Commit and let go of the file; the lock is free afterwards even if the commit failed."""
-        try:
-            self.commit()
-        finally:
-            os.close(self._fd)
+        """Commit and let go of the file, once; the lock is free even if the commit failed."""
+        with self._committing:
+            if self._fd < 0:
+                return
+            try:
+                self._flush()
+            finally:
+                os.close(self._fd)
+                self._fd = -1

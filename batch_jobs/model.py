@@ -4,6 +4,8 @@ import dataclasses
 import enum
 from typing import Any
 
+from batch_jobs import patterns
+
 
 class State(enum.StrEnum):
     """A job's state, by Slurm's names."""
@@ -174,7 +176,9 @@ class BatchJob:
         time_limit_s: seconds that it may run; 0: unlimited.
         held: "", "user" or "admin".
         cancel_us: when somebody cancelled it; 0: nobody did.
-        output_path: where its results go, expanded; "": nowhere outside Forebay's folder.
+        output_path: pattern of the file that its results go to, absolute; "": they stay in
+            Forebay's folder.
+        error_path: the same for the lines that failed.
         source: the submitted file as the user named it.
     """
 
@@ -207,19 +211,37 @@ class BatchJob:
     source: str = ""
     input_sha256: str = ""
 
-    def public(self) -> dict[str, Any]:
+    @property
+    def output_file(self) -> str:
+        """Return the results' file, its pattern filled in, or ""."""
+        return self._fill(self.output_path)
+
+    @property
+    def error_file(self) -> str:
+        """Return the failed lines' file, its pattern filled in, or ""."""
+        return self._fill(self.error_path)
+
+    def _fill(self, pattern: str) -> str:
+        return patterns.expand(pattern, job_id=self.job_id, name=self.name, user=self.user)
+
+    def public(self, now_us: int) -> dict[str, Any]:
         """Return the job as the API and ``fqueue --json`` show it; stable."""
         shown = dataclasses.asdict(self)
         for private in ("uid", "gid", "umask"):
             del shown[private]
-        counts = shown.pop("counts")
+        lines = shown.pop("counts")
+        end_us = self.ended_us if self.state.final else now_us
+        waiting = waiting_reason(self, now_us) if self.state is State.PENDING else None
         return {
             **shown,
             "state": str(self.state),
             "order": str(self.order),
-            "reason": str(self.reason),
+            "reason": str(waiting or self.reason),
             "tier": "batch",
-            "lines": counts,
+            "lines": {**lines, "done": self.counts.done},
+            "output_path": self.output_file,
+            "error_path": self.error_file,
+            "elapsed_s": max(0, end_us - self.started_us) // 1_000_000 if self.started_us else 0,
         }
 
 

@@ -41,6 +41,13 @@ class BatchJobsSettings:
     max_backoff_s: float = setting(
         30.0, "Longest wait between two tries of a line.", unit="s", least=0.001
     )
+    max_wait_s: float = setting(
+        5.0,
+        "Longest wait before a line that was preempted or found no room is offered again; short,"
+        " since an offer costs little and a gap should not stay empty.",
+        unit="s",
+        least=0.001,
+    )
     request_timeout_s: float = setting(
         1800.0,
         "Longest wait for one line's answer, time in the gateway's queue included.",

@@ -18,13 +18,17 @@ from typing import Any
 
 from scheduler.contracts import errors
 
+NOT_SENT = 0  # no connection
+CUT = -1  # the connection broke before the answer was whole
+TOO_LATE = -2  # no answer within batch_jobs.request_timeout_s
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
     """What came back for a line.
 
     Attributes:
-        status: the HTTP status; 0 if nothing was sent (no connection), -1 if the answer was cut off.
+        status: the HTTP status, or `NOT_SENT`, `CUT` or `TOO_LATE`.
         body: the response's bytes.
         request_id: the gateway's id of the request, or "".
         retry_after_s: as the gateway asked, or 0.
@@ -63,10 +67,12 @@ _COUNTED = frozenset({408, 499})
 
 def judge(answer: Answer) -> Judged:
     """Say what an answer means."""
-    if answer.status == 0:
+    if answer.status == NOT_SENT:
         return Judged(Verdict.WAIT, "no_connection", "the gateway can't be reached")
-    if answer.status == -1:
+    if answer.status == CUT:
         return Judged(Verdict.RETRY, "connection_lost", "the connection to the gateway broke")
+    if answer.status == TOO_LATE:
+        return Judged(Verdict.RETRY, "request_timeout", "no answer came in time")
     body = _object(answer.body)
     if answer.status == 200:
         if body is None:

@@ -1,0 +1,354 @@
+"""The batch runner: takes jobs from the store, feeds their lines to the gateway, ends them.
+
+Three loops. `_watch` looks at the store: new jobs, cancellations, limits; it tells counts. `_feed` picks the
+next line: the team with the fewest lines in flight first, then the job, then who waited longest, as far
+as the model's window allows. `_live` is one per job: it waits until the job is over, seals its journal,
+writes and publishes the results. A runner that dies leaves journals; the next one goes on from them.
+"""
+
+import asyncio
+import collections
+import dataclasses
+import logging
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy.exc
+
+from batch_jobs import (
+    client,
+    intake,
+    journal,
+    model,
+    publish,
+    results,
+    runner,
+    settings,
+    verdicts,
+    window,
+)
+from batch_jobs import store as stores
+from scheduler.contracts import clock as clocks
+from scheduler.contracts import errors
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+_AGAIN_S = 1.0
+_OUR_FAULT = frozenset({errors.Unauthenticated.code, errors.KeyExpired.code})
+_TRANSIENT = (sqlalchemy.exc.SQLAlchemyError, OSError)
+
+
+async def serve(
+    options: settings.BatchJobsSettings,
+    *,
+    store: stores.Store,
+    state_dir: Path,
+    gateway_url: str,
+    service_key: str,
+    clock: clocks.Clock,
+    ready: Callable[[], None] | None = None,
+) -> None:
+    """Run batch jobs until cancelled; lines in flight are then left to the next runner.
+
+    Args:
+        options: the [batch_jobs] table.
+        store: the registry's batch jobs.
+        state_dir: where the gateways put the jobs' files.
+        gateway_url: base URL.
+        service_key: the credential that may act for the jobs' teams and users.
+        clock: time.
+        ready: called once the store was read and lines may flow.
+    """
+    async with client.HttpSender(gateway_url, service_key, options.request_timeout_s) as sender:
+        await Daemon(options, store, state_dir, sender, clock).run(ready)
+
+
+class Daemon:
+    """The runner's loops and what they share."""
+
+    def __init__(
+        self,
+        options: settings.BatchJobsSettings,
+        store: stores.Store,
+        state_dir: Path,
+        sender: client.Sender,
+        clock: clocks.Clock,
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._state_dir = state_dir
+        self._sender = sender
+        self._clock = clock
+        self._runs: dict[int, runner.JobRun] = {}
+        self._wake = asyncio.Event()
+        self._windows: dict[str, window.Window] = {}
+        self._in_flight: collections.Counter[str] = collections.Counter()  # by model
+        self._served: collections.Counter[int] = (
+            collections.Counter()
+        )  # by job: when it was last served
+        self._serial = 0
+        self._told: dict[int, tuple[model.Counts, str]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self, ready: Callable[[], None] | None = None) -> None:
+        """Work until cancelled."""
+        await asyncio.to_thread(intake.sweep, self._state_dir)
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                self._tasks.create_task(self._feed())
+                await self._look()
+                if ready is not None:
+                    ready()
+                await self._watch()
+        finally:
+            await asyncio.gather(*(run.close() for run in self._runs.values()))
+            self._runs.clear()
+
+    async def _watch(self) -> None:
+        while True:
+            await self._clock.sleep(self._options.poll_s)
+            try:
+                await self._look()
+            except sqlalchemy.exc.SQLAlchemyError as error:
+                _LOG.error("the registry does not answer, running jobs go on: %s", error)
+
+    async def _look(self) -> None:
+        jobs = await asyncio.to_thread(self._store.active)
+        now = self._clock.wall_us()
+        new = []
+        for job in jobs:
+            run = self._runs.get(job.job_id)
+            if run is None:
+                new.append(job)
+            elif job.cancel_us:
+                run.end(model.Ending.CANCELLED)
+            elif model.overdue(job, now):
+                run.end(model.Ending.EXPIRED)
+        await self._take_some(new, now)
+        for run in list(self._runs.values()):
+            await self._tell(run)
+
+    async def _take_some(self, jobs: list[model.BatchJob], now: int) -> None:
+        """Take new jobs as long as there is room, from the team that has the fewest first."""
+        teams = collections.Counter(run.job.team for run in self._runs.values())
+        left = [job for job in jobs if self._may_start(job, now)]
+        while left and len(self._runs) < self._options.max_jobs:
+            job = min(left, key=lambda each: (teams[each.team], each.job_id))
+            left.remove(job)
+            if await self._take(job, now):
+                teams[job.team] += 1
+        for job in left:
+            if job.reason != model.Reason.PRIORITY:
+                await asyncio.to_thread(self._store.tell, job.job_id, reason=model.Reason.PRIORITY)
+
+    @staticmethod
+    def _may_start(job: model.BatchJob, now: int) -> bool:
+        """Return whether a runner must look at a job: to run it, or to end it without a run."""
+        if job.state is not model.State.PENDING or job.cancel_us or model.overdue(job, now):
+            return True
+        return model.waiting_reason(job, now) is None
+
+    async def _take(self, job: model.BatchJob, now: int) -> bool:
+        folder = intake.job_folder(self._state_dir, job.job_id)
+        try:
+            writer = await asyncio.to_thread(runner.open_journal, job, folder)
+        except journal.JournalBusy:
+            return False
+        except (journal.JournalError, OSError) as error:
+            _LOG.error("job %d can't be run: %s", job.job_id, error)
+            await self._store_move(
+                job,
+                model.Event.FAIL,
+                reason=model.Reason.LAUNCH_FAILED,
+                detail=str(error),
+                ended_us=now,
+            )
+            return False
+        run = runner.JobRun(
+            job, runner.source_of(job, folder, self._options), writer, self._options
+        )
+        if job.cancel_us:
+            run.end(model.Ending.CANCELLED)
+        elif model.overdue(job, now):
+            run.end(model.Ending.EXPIRED)
+        if job.state is model.State.PENDING and not run.over.is_set():
+            try:
+                run.job = await self._store_move(
+                    job, model.Event.START, started_us=now, reason=model.Reason.NONE
+                )
+            except stores.Stale:
+                await run.close()
+                return False
+        self._runs[job.job_id] = run
+        self._spawn(self._live(run))
+        self._wake.set()
+        return True
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        if self._tasks is None:
+            raise RuntimeError("the daemon does not run")
+        return self._tasks.create_task(work)
+
+    async def _store_move(
+        self, job: model.BatchJob, event: model.Event, **changes: Any
+    ) -> model.BatchJob:
+        return await asyncio.to_thread(self._store.move, job, event, **changes)
+
+    async def _tell(self, run: runner.JobRun) -> None:
+        blocked = run.blocked or run.stalled
+        news = (run.durable, str(model.Reason.RESOURCES if blocked else model.Reason.NONE))
+        if not run.over.is_set() and self._told.get(run.job.job_id) != news:
+            await asyncio.to_thread(
+                self._store.tell, run.job.job_id, counts=news[0], reason=news[1]
+            )
+            self._told[run.job.job_id] = news
+
+    # The lines
+
+    async def _feed(self) -> None:
+        while True:
+            self._wake.clear()
+            while (run := self._pick()) is not None:
+                work = run.ready.popleft()
+                self._serial += 1
+                self._served[run.job.job_id] = self._serial
+                run.sent += 1
+                self._in_flight[work.line.model] += 1
+                task = self._spawn(self._line(run, work))
+                run.tasks.add(task)
+                task.add_done_callback(run.tasks.discard)
+            for run in self._runs.values():
+                if run.hungry:
+                    task = self._spawn(self._refill(run))
+                    run.tasks.add(task)
+                    task.add_done_callback(run.tasks.discard)
+            await self._wake.wait()
+
+    def _window(self, served: str) -> window.Window:
+        if served not in self._windows:
+            self._windows[served] = window.Window(
+                self._options.first_window, self._options.max_window
+            )
+        return self._windows[served]
+
+    def _pick(self) -> runner.JobRun | None:
+        teams: collections.Counter[str] = collections.Counter()
+        for run in self._runs.values():
+            teams[run.job.team] += run.sent
+        may = [
+            run
+            for run in self._runs.values()
+            if run.ready
+            and not run.over.is_set()
+            and not run.stalled
+            and self._in_flight[run.ready[0].line.model]
+            < self._window(run.ready[0].line.model).size
+        ]
+        return min(
+            may,
+            key=lambda run: (teams[run.job.team], run.sent, self._served[run.job.job_id]),
+            default=None,
+        )
+
+    async def _refill(self, run: runner.JobRun) -> None:
+        await run.refill()
+        run.touch()
+        self._wake.set()
+
+    async def _line(self, run: runner.JobRun, work: client.Work) -> None:
+        sent_in = self._window(work.line.model).round
+        run.dispatched(work)
+        try:
+            answer = await self._sender.send(run.job, work)
+        finally:
+            run.sent -= 1
+            self._in_flight[work.line.model] -= 1
+            self._wake.set()
+        judged = verdicts.judge(answer)
+        self._learn(work.line.model, judged, sent_in)
+        delay = run.conclude(work, answer, judged)
+        run.touch()
+        if delay is not None:
+            run.waiting += 1
+            await self._clock.sleep(delay)
+            run.waiting -= 1
+            run.ready.appendleft(work)
+            self._wake.set()
+        else:
+            run.look()
+
+    def _learn(self, served: str, judged: verdicts.Judged, sent_in: int) -> None:
+        if judged.verdict is verdicts.Verdict.WAIT:
+            self._window(served).refused(sent_in)
+            if judged.code in _OUR_FAULT:
+                _LOG.error("the gateway refuses the batch runner's own key: %s", judged.message)
+        elif judged.verdict is verdicts.Verdict.OK:
+            self._window(served).answered()
+        elif judged.code == errors.ModelNotFound.code and not self._in_flight[served]:
+            del self._in_flight[served]  # names that nobody serves must not pile up
+            self._windows.pop(served, None)
+
+    # The end of a job
+
+    async def _live(self, run: runner.JobRun) -> None:
+        committing = self._spawn(run.keep_committing(self._clock))
+        try:
+            await run.over.wait()
+            ending = run.ending or model.Ending.DRAINED
+            tasks = list(run.tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._insist(run.seal, run)
+            await self._finish(run, ending)
+        finally:
+            committing.cancel()
+        await run.close()
+        del self._runs[run.job.job_id]
+        self._told.pop(run.job.job_id, None)
+        self._served.pop(run.job.job_id, None)
+
+    async def _finish(self, run: runner.JobRun, ending: model.Ending) -> None:
+        job = run.job
+        if job.state is not model.State.COMPLETING:
+            job = await self._insist(
+                lambda: self._store_move(job, ending.event, counts=run.durable), run
+            )
+        built = await self._insist(
+            lambda: asyncio.to_thread(results.build, run.source, ending, job.order), run
+        )
+        counts = dataclasses.replace(run.durable, ok=built.ok, failed=built.failed)
+        changes: dict[str, Any] = {"counts": counts, "ended_us": self._clock.wall_us()}
+        try:
+            await self._publish(job, run.source.folder)
+        except publish.PublishError as error:
+            changes |= {"reason": model.Reason.OUTPUT_REFUSED, "detail": str(error)}
+            event = model.Event.FAIL
+        else:
+            changes["reason"] = self._why(job, ending)
+            event = ending.published
+        await self._insist(lambda: self._store_move(job, event, **changes), run)
+
+    def _why(self, job: model.BatchJob, ending: model.Ending) -> model.Reason:
+        if ending is not model.Ending.EXPIRED:
+            return model.Reason.NONE
+        return model.overdue(job, self._clock.wall_us()) or model.Reason.TIME_LIMIT
+
+    @staticmethod
+    async def _publish(job: model.BatchJob, folder: Path) -> None:
+        targets = ((results.OUTPUT, job.output_file), (results.ERRORS, job.error_file))
+        for name, target in targets:
+            if target and (folder / name).exists() and job.uid is not None and job.gid is not None:
+                await publish.publish(
+                    folder / name, target, uid=job.uid, gid=job.gid, umask=job.umask
+                )
+
+    async def _insist(self, step: Callable[[], Coroutine[Any, Any, T]], run: runner.JobRun) -> T:
+        """Repeat a step until neither the registry nor the disk is in its way."""
+        while True:
+            try:
+                return await step()
+            except _TRANSIENT as error:
+                _LOG.error("job %d: tried again in a second: %s", run.job.job_id, error)
+                await self._clock.sleep(_AGAIN_S)

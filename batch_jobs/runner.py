@@ -1,0 +1,274 @@
+"""One job while it runs: which lines are open, what became of each, its journal.
+
+Knows no database and no network: the daemon feeds it with answers. A line moves from the file to `ready`,
+is sent, waits before a retry, and ends in the journal. Memory holds one byte a line and the lines
+that are under way.
+"""
+
+import asyncio
+import collections
+import dataclasses
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from batch_jobs import client, intake, journal, lines, model, results, settings, verdicts
+from scheduler.contracts import clock as clocks
+
+_LOG = logging.getLogger(__name__)
+_REFILL_LINES = 64
+_REFILL_BYTES = 8 * 1024 * 1024
+_LOW = 16  # lines that are ready when more are read
+_COMMIT_RETRY_S = 1.0
+
+
+class JobRun:
+    """A job whose journal this process holds. Made in a thread by `open_run`; used on the event loop."""
+
+    def __init__(
+        self,
+        job: model.BatchJob,
+        source: results.Source,
+        writer: journal.Writer,
+        options: settings.BatchJobsSettings,
+    ) -> None:
+        self.job = job
+        self.source = source
+        self.ready: collections.deque[client.Work] = collections.deque()
+        self.sent = 0
+        self.waiting = 0
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.over = asyncio.Event()  # set when no line may run any more, or none is left
+        self.ending: model.Ending | None = None
+        self.stalled = ""  # why results can't be written now, or ""
+        self.blocked = False  # the newest answer was that there is no room
+        self._options = options
+        self._writer = writer
+        self._lines = writer.recovered
+        self._reader = self._open_lines()
+        self._exhausted = False
+        self._reading = False
+        self._dirty = asyncio.Event()
+        self._durable = self.counts()
+        if self._lines.sealed:
+            self.end(model.Ending(self._lines.sealed))
+
+    @property
+    def durable(self) -> model.Counts:
+        """The counts that the journal has on disk."""
+        return self._durable
+
+    @property
+    def hungry(self) -> bool:
+        """Whether lines should be read from the file now."""
+        under_way = len(self.ready) < _LOW and self.waiting < self._options.max_window
+        return under_way and not (self._exhausted or self._reading or self.over.is_set())
+
+    def counts(self) -> model.Counts:
+        """Return the counts as they are, on disk or not yet."""
+        found = self._lines
+        return model.Counts(
+            total=self.job.counts.total,
+            ok=found.ok,
+            failed=found.failed,
+            preempted=found.preempted,
+            retried=found.retried,
+        )
+
+    def end(self, ending: model.Ending) -> None:
+        """Let no further line run; the first ending stands."""
+        if self.ending is None:
+            self.ending = ending
+            self.over.set()
+
+    async def refill(self) -> None:
+        """Read some lines from the file, if it has more."""
+        self._reading = True
+        try:
+            found = await asyncio.to_thread(self._read)
+        finally:
+            self._reading = False
+        for work in found:
+            if isinstance(work, lines.BadLine):  # the site's limits have changed since intake
+                data = _rejected(self.job.job_id, work)
+                self._record(journal.Kind.FAILED, work.number, data)
+            else:
+                self.ready.append(work)
+        self._exhausted = not found
+        self.look()
+
+    def _read(self) -> list[client.Work | lines.BadLine]:
+        found: list[client.Work | lines.BadLine] = []
+        size = 0
+        for work in self._reader:
+            found.append(work)
+            size += len(work.payload) if isinstance(work, client.Work) else 0
+            if len(found) >= _REFILL_LINES or size >= _REFILL_BYTES:
+                break
+        return found
+
+    def _open_lines(self) -> Iterator[client.Work | lines.BadLine]:
+        path = self.source.folder / results.INPUT
+        for raw in results.read_input(path, self.source.max_line_bytes):
+            if self._lines.states[raw.number]:
+                continue
+            line = lines.parse(raw, self.source.rules)
+            if isinstance(line, lines.BadLine):
+                yield line
+            elif line is not None:
+                yield client.Work.of(line)
+
+    def look(self) -> None:
+        """End the job as drained if nothing is left of it."""
+        left = self.ready or self.sent or self.waiting or self._reading
+        if self._exhausted and not left:
+            self.end(model.Ending.DRAINED)
+
+    def dispatched(self, work: client.Work) -> None:
+        """Note that a line is being sent."""
+        history = self._lines.history(work.line.number)
+        self._record(journal.Kind.DISPATCHED, work.line.number, attempt=history.attempts + 1)
+
+    def conclude(
+        self, work: client.Work, answer: verdicts.Answer, judged: verdicts.Judged
+    ) -> float | None:
+        """Record what an answer means for its line.
+
+        Returns:
+            Seconds after which the line is tried again, or None if it is finished.
+        """
+        verdict = judged.verdict
+        number = work.line.number
+        self.blocked = verdict is verdicts.Verdict.WAIT
+        if verdict is verdicts.Verdict.OK:
+            data = results.answered(
+                self.job.job_id, work.line, answer.request_id, judged.body or {}
+            )
+            self._record(journal.Kind.SUCCEEDED, number, data)
+            return None
+        if verdict is verdicts.Verdict.REFUSED:
+            self._fail(work, answer, judged)
+            return None
+        history = self._lines.history(number)
+        if verdict is verdicts.Verdict.PREEMPTED:
+            self._record(journal.Kind.PREEMPTED, number)
+            return self._later(number, 1, answer, self._options.max_wait_s)
+        if verdict is verdicts.Verdict.WAIT:
+            return self._later(number, history.attempts, answer, self._options.max_wait_s)
+        lost = verdict is verdicts.Verdict.LOST
+        if lost and history.lost + 1 >= self._options.poison_after:
+            words = f"set aside: {history.lost + 1} replicas were lost while they worked on it"
+            poisonous = dataclasses.replace(judged, code="poisonous_line", message=words)
+            self._fail(work, answer, poisonous)
+            return None
+        if history.counted + 1 >= self._options.retry_cap:
+            words = f"given up after {history.counted + 1} failures: {judged.message}"
+            self._fail(work, answer, dataclasses.replace(judged, message=words))
+            return None
+        self._record(journal.Kind.LOST if lost else journal.Kind.RETRIED, number)
+        return self._later(number, history.counted, answer, self._options.max_backoff_s)
+
+    def _fail(self, work: client.Work, answer: verdicts.Answer, judged: verdicts.Judged) -> None:
+        data = results.failed(
+            self.job.job_id,
+            work.line.number,
+            work.line.custom_id,
+            judged.code,
+            judged.message,
+            status=answer.status,
+            request_id=answer.request_id,
+            body=judged.body,
+        )
+        self._record(journal.Kind.FAILED, work.line.number, data)
+
+    def _later(self, number: int, tries: int, answer: verdicts.Answer, most_s: float) -> float:
+        return verdicts.backoff_s(
+            max(1, tries),
+            first_s=self._options.first_backoff_s,
+            most_s=most_s,
+            key=number,
+            asked_s=answer.retry_after_s,
+        )
+
+    def _record(self, kind: journal.Kind, number: int, data: bytes = b"", attempt: int = 0) -> None:
+        entry = journal.Entry(kind, number, attempt, data)
+        if self._lines.add(entry):
+            self._writer.append(entry)
+
+    async def keep_committing(self, clock: clocks.Clock) -> None:
+        """Write what was recorded, again and again; everything recorded during a commit is the next."""
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            counts = self.counts()
+            try:
+                await asyncio.to_thread(self._writer.commit)
+            except OSError as error:
+                if not self.stalled:
+                    _LOG.error("job %d: its journal can't be written: %s", self.job.job_id, error)
+                self.stalled = f"journal: {error.strerror}"
+                self._dirty.set()
+                await clock.sleep(_COMMIT_RETRY_S)
+                continue
+            self.stalled = ""
+            self._durable = counts
+
+    def touch(self) -> None:
+        """Have what was recorded committed soon."""
+        self._dirty.set()
+
+    async def seal(self) -> None:
+        """Make the ending the journal's last word, with all results before it on disk.
+
+        Raises:
+            OSError: the disk refused; call it again.
+        """
+        if not self._lines.sealed and self.ending is not None:
+            entry = journal.Entry(journal.Kind.SEALED, data=self.ending.encode())
+            self._lines.add(entry)
+            self._writer.append(entry)
+        await asyncio.to_thread(self._writer.commit)
+        self._durable = self.counts()
+
+    async def close(self) -> None:
+        """Stop what runs, commit, let go of the journal."""
+        tasks = list(self.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(self._writer.close)
+
+
+def _rejected(job_id: int, bad: lines.BadLine) -> bytes:
+    return results.failed(job_id, bad.number, bad.custom_id, bad.code, bad.message)
+
+
+def source_of(
+    job: model.BatchJob, folder: Path, options: settings.BatchJobsSettings
+) -> results.Source:
+    """Return what is read of a job's files."""
+    rules = lines.Rules(model=job.model, endpoint=job.endpoint)
+    return results.Source(folder, job.job_id, job.last_line, rules, options.max_line_bytes)
+
+
+def open_journal(job: model.BatchJob, folder: Path) -> journal.Writer:
+    """Open a job's journal and take the lines into it that intake refused. Blocks.
+
+    Raises:
+        journal.JournalBusy: another runner works on the job.
+        journal.JournalError: it is damaged beyond a torn end.
+        OSError: the job's files can't be read.
+    """
+    if not (folder / results.INPUT).is_file():
+        raise FileNotFoundError(2, "the submitted file is gone", str(folder / results.INPUT))
+    writer = journal.Writer(folder / results.JOURNAL, job.last_line)
+    try:
+        for bad in intake.rejects(folder):
+            entry = journal.Entry(journal.Kind.FAILED, bad.number, data=_rejected(job.job_id, bad))
+            if not writer.recovered.sealed and writer.recovered.add(entry):
+                writer.append(entry)
+        writer.commit()
+    except BaseException:
+        writer.close()
+        raise
+    return writer

@@ -1,0 +1,236 @@
+"""Batch jobs in the registry: what every process may know and change of a job.
+
+Several processes write: gateways submit, cancel, hold; the runner moves states and counts. Each call is one
+short transaction, begun as a write where it will write, so that SQLite waits for its turn instead of
+failing in the middle. States change only from the state that the writer saw.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import alembic.command
+import alembic.config
+import sqlalchemy as sa
+
+from batch_jobs import model
+from batch_jobs.tables import JOBS
+
+_BUSY_MS = 30_000
+_COUNTS = tuple(field.name for field in dataclasses.fields(model.Counts))
+
+
+class Stale(Exception):
+    """The job is no longer in the state that the writer saw; look again."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Filter:
+    """Which jobs to list; an empty field means any."""
+
+    ids: tuple[int, ...] = ()
+    teams: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    states: tuple[model.State, ...] = ()
+
+
+class Store:
+    """The table of batch jobs. Calls block: an event loop runs them in a thread."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    @contextlib.contextmanager
+    def _read(self) -> Iterator[sa.Connection]:
+        with self._engine.begin() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def _write(self) -> Iterator[sa.Connection]:
+        with (
+            self._engine.connect().execution_options(forebay_write=True) as connection,
+            connection.begin(),
+        ):
+            yield connection
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._engine.dispose()
+
+    def add(self, job: model.BatchJob, place: Callable[[int], None]) -> model.BatchJob:
+        """Store a new job and return it with its id.
+
+        Args:
+            job: the job; its `job_id` is not used.
+            place: called with the id before the job can be seen: puts the job's files in their
+                place. What it raises undoes the insert.
+        """
+        row = _row(job)
+        del row["job_id"]
+        with self._write() as connection:
+            result = connection.execute(sa.insert(JOBS).values(row))
+            key = result.inserted_primary_key
+            if key is None:
+                raise RuntimeError("the registry gave the new job no id")
+            job_id = int(key[0])
+            place(job_id)
+        return dataclasses.replace(job, job_id=job_id)
+
+    def get(self, job_id: int) -> model.BatchJob | None:
+        """Return a job, or None."""
+        with self._read() as connection:
+            row = (
+                connection.execute(sa.select(JOBS).where(JOBS.c.job_id == job_id))
+                .mappings()
+                .first()
+            )
+        return None if row is None else _job(row)
+
+    def list(self, wanted: Filter | None = None, limit: int = 0) -> list[model.BatchJob]:
+        """Return jobs by id, those that all fields of ``wanted`` allow; ``limit`` 0: no limit."""
+        wanted = wanted or Filter()
+        query = sa.select(JOBS).order_by(JOBS.c.job_id)
+        for column, values in (
+            (JOBS.c.job_id, wanted.ids),
+            (JOBS.c.team, wanted.teams),
+            (JOBS.c.user, wanted.users),
+            (JOBS.c.name, wanted.names),
+            (JOBS.c.state, tuple(str(state) for state in wanted.states)),
+        ):
+            if values:
+                query = query.where(column.in_(values))
+        if limit:
+            query = query.limit(limit)
+        with self._read() as connection:
+            return [_job(row) for row in connection.execute(query).mappings()]
+
+    def active(self) -> Sequence[model.BatchJob]:
+        """Return every job that is not in a final state, by id."""
+        return self.list(Filter(states=tuple(model.ACTIVE)))
+
+    def move(self, job: model.BatchJob, event: model.Event, **changes: Any) -> model.BatchJob:
+        """Take a job to the state that ``event`` leads to, and set other fields with it.
+
+        Raises:
+            model.WrongEvent: the event is not listed for the job's state.
+            Stale: the job is in another state by now.
+        """
+        state = model.after(job.state, event)
+        moved = dataclasses.replace(job, state=state, **changes)
+        values = {**_row(moved)}
+        kept = {"state", *changes, *(_COUNTS if "counts" in changes else ())}
+        values = {name: value for name, value in values.items() if name in kept}
+        query = (
+            sa.update(JOBS)
+            .where(JOBS.c.job_id == job.job_id, JOBS.c.state == str(job.state))
+            .values(values)
+        )
+        with self._write() as connection:
+            if connection.execute(query).rowcount != 1:
+                raise Stale(f"job {job.job_id} is not {job.state} any more")
+        return moved
+
+    def tell(
+        self, job_id: int, *, counts: model.Counts | None = None, reason: str | None = None
+    ) -> None:
+        """Set counts or reason of an active job; one that has ended keeps what it has."""
+        values: dict[str, Any] = {} if counts is None else dataclasses.asdict(counts)
+        if reason is not None:
+            values["reason"] = str(reason)
+        with self._write() as connection:
+            connection.execute(
+                sa.update(JOBS)
+                .where(JOBS.c.job_id == job_id, JOBS.c.state.in_([str(s) for s in model.ACTIVE]))
+                .values(values)
+            )
+
+    def cancel(self, job_id: int, now_us: int) -> bool:
+        """Ask for a job's end; return False if it had ended. Asking twice is one request."""
+        return self._ask(job_id, {"cancel_us": now_us}, JOBS.c.cancel_us == 0)
+
+    def hold(self, job_id: int, by: str) -> bool:
+        """Hold a pending job, ``by`` user or admin, or release it (""); False if it is not pending."""
+        return self._ask(job_id, {"held": by}, JOBS.c.state == str(model.State.PENDING))
+
+    def _ask(self, job_id: int, values: dict[str, Any], only: sa.ColumnElement[bool]) -> bool:
+        with self._write() as connection:
+            state = connection.scalar(sa.select(JOBS.c.state).where(JOBS.c.job_id == job_id))
+            if state is None or model.State(state).final:
+                return False
+            done = connection.execute(
+                sa.update(JOBS).where(JOBS.c.job_id == job_id, only).values(values)
+            )
+            return done.rowcount == 1 or "cancel_us" in values
+
+
+def _row(job: model.BatchJob) -> dict[str, Any]:
+    row = dataclasses.asdict(job)
+    row.update(row.pop("counts"))
+    return {**row, "state": str(job.state), "order": str(job.order), "reason": str(job.reason)}
+
+
+def _job(row: sa.RowMapping) -> model.BatchJob:
+    fields = dict(row)
+    counts = model.Counts(**{name: fields.pop(name) for name in _COUNTS})
+    fields["state"] = model.State(fields["state"])
+    fields["order"] = model.Order(fields["order"])
+    return model.BatchJob(**fields, counts=counts)
+
+
+def open_store(url: str) -> Store:
+    """Open the registry at ``url`` (``sqlite:////…/registry.sqlite``, ``postgresql+psycopg://…``).
+
+    Its tables are brought up to date first.
+    """
+    engine = _engine(url)
+    store = Store(engine)
+    migrate(store, url)
+    return store
+
+
+def migrate(store: Store, url: str) -> None:
+    """Bring the schema up to date; processes that start together take turns."""
+    config = alembic.config.Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    with _turn(url), store._write() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(sa.text("SELECT pg_advisory_xact_lock(7239418055)"))
+        config.attributes["connection"] = connection
+        alembic.command.upgrade(config, "head")
+
+
+@contextlib.contextmanager
+def _turn(url: str) -> Iterator[None]:
+    path = sa.make_url(url).database
+    if not url.startswith("sqlite") or not path or path == ":memory:":
+        yield
+        return
+    with Path(f"{path}.migrate").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _engine(url: str) -> sa.Engine:
+    if not url.startswith("sqlite"):
+        return sa.create_engine(url, pool_pre_ping=True)
+    engine = sa.create_engine(
+        url, connect_args={"timeout": _BUSY_MS / 1000, "check_same_thread": False}
+    )
+
+    @sa.event.listens_for(engine, "connect")
+    def _connect(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves, below
+        connection.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        write = connection.get_execution_options().get("forebay_write")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
