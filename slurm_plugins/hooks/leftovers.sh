@@ -91,7 +91,7 @@ forebay_end() {
   done
   for path in "${segments[@]}"; do
     [[ -O $path || $(stat -c %u -- "$path" 2>/dev/null) == "$SLURM_JOB_UID" ]] || continue
-    grep -lsF -- "$path" /proc/[0-9]*/maps >/dev/null 2>&1 || rm -f -- "$path"
+    grep -qsF -- "$path" /proc/[0-9]*/maps || rm -f -- "$path"
   done
   for pid in "$@"; do
     forebay_alive "$pid" && return 1

@@ -11,8 +11,9 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/leftovers.sh" || exit 0
 [[ -n $(forebay_lease_of "${SLURM_JOB_COMMENT:-}") ]] || exit 0
 
 # Whether a job still runs on this machine: each of its steps has a slurmstepd, titled `[job.step]`.
+# With -q a match counts although other processes end while grep reads.
 job_lives() {
-  grep -lsza "^slurmstepd: \[$1\." /proc/[0-9]*/cmdline >/dev/null 2>&1
+  grep -qsza "^slurmstepd: \[$1\." /proc/[0-9]*/cmdline
 }
 
 victims=()
