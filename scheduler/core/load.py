@@ -16,15 +16,21 @@ _Key = TypeVar("_Key")
 class Guard:
     """One dispatched request; `close` gives its place back, however often it is called."""
 
-    __slots__ = ("_loads", "model", "replica_id", "tier")
+    __slots__ = ("_loads", "model", "replica_id", "seats", "tier")
 
     def __init__(
-        self, loads: "Loads", model: str, replica_id: ids.ReplicaId, tier: requests.Tier
+        self,
+        loads: "Loads",
+        model: str,
+        replica_id: ids.ReplicaId,
+        tier: requests.Tier,
+        seats: int,
     ) -> None:
         self._loads: Loads | None = loads
         self.model = model
         self.replica_id = replica_id
         self.tier = tier
+        self.seats = seats
 
     @property
     def closed(self) -> bool:
@@ -52,7 +58,7 @@ class Guard:
 
 
 class Loads:
-    """In-flight requests of one gateway worker, by replica and by model."""
+    """What one gateway worker has in flight: seats by replica, requests by model."""
 
     def __init__(self) -> None:
         self._replicas: collections.Counter[tuple[ids.ReplicaId, requests.Tier]] = (
@@ -60,23 +66,37 @@ class Loads:
         )
         self._models: collections.Counter[tuple[str, requests.Tier]] = collections.Counter()
 
-    def open(self, model: str, replica_id: ids.ReplicaId, tier: requests.Tier) -> Guard:
-        """Count one more request on ``replica_id`` until the returned guard is closed."""
-        self._replicas[replica_id, tier] += 1
+    def open(
+        self, model: str, replica_id: ids.ReplicaId, tier: requests.Tier, seats: int = 1
+    ) -> Guard:
+        """Count one more request on ``replica_id`` until the returned guard is closed.
+
+        Args:
+            model: the served model.
+            replica_id: where it is dispatched.
+            tier: its tier.
+            seats: sequences that it runs at once, at least 1.
+
+        Raises:
+            ValueError: ``seats`` is below 1.
+        """
+        if seats < 1:
+            raise ValueError(f"a request holds at least one seat, not {seats}")
+        self._replicas[replica_id, tier] += seats
         self._models[model, tier] += 1
-        return Guard(self, model, replica_id, tier)
+        return Guard(self, model, replica_id, tier, seats)
 
     def release(self, guard: Guard) -> None:
         """Take back what `open` counted; called by the guard, once."""
-        _decrement(self._replicas, (guard.replica_id, guard.tier))
-        _decrement(self._models, (guard.model, guard.tier))
+        _subtract(self._replicas, (guard.replica_id, guard.tier), guard.seats)
+        _subtract(self._models, (guard.model, guard.tier), 1)
 
     def batch(self, replica_id: ids.ReplicaId) -> int:
-        """Return the batch requests in flight on a replica."""
+        """Return the seats that batch in flight holds on a replica."""
         return self._replicas[replica_id, requests.Tier.BATCH]
 
     def urgent(self, replica_id: ids.ReplicaId) -> int:
-        """Return the interactive and standard requests in flight on a replica."""
+        """Return the seats that interactive and standard requests hold on a replica."""
         return sum(
             self._replicas[replica_id, tier]
             for tier in requests.Tier
@@ -84,7 +104,7 @@ class Loads:
         )
 
     def total(self, replica_id: ids.ReplicaId) -> int:
-        """Return every request in flight on a replica."""
+        """Return every seat in use by us on a replica."""
         return self.batch(replica_id) + self.urgent(replica_id)
 
     def by_tier(self, model: str) -> dict[str, int]:
@@ -97,8 +117,8 @@ class Loads:
         return not self._replicas
 
 
-def _decrement(counter: collections.Counter[_Key], key: _Key) -> None:
+def _subtract(counter: collections.Counter[_Key], key: _Key, count: int) -> None:
     """Drop the key at zero, so that replicas that are gone leave nothing behind."""
-    counter[key] -= 1
+    counter[key] -= count
     if counter[key] == 0:
         del counter[key]

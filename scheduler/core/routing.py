@@ -25,6 +25,7 @@ class Ask:
 
     Attributes:
         context_tokens: prompt plus output, as far as known; 0 if not known.
+        seats: sequences that it runs at once.
         home: the replica that is thought to hold its prefix, if one is.
         hint: the caller's key for requests that share a prefix, or None.
     """
@@ -34,6 +35,7 @@ class Ask:
     tier: requests.Tier
     adapter: str | None = None
     context_tokens: int = 0
+    seats: int = 1
     home: ids.ReplicaId | None = None
     hint: str | None = None
 
@@ -197,12 +199,12 @@ def _has_room(ask: Ask, replica: fleet.Replica, situation: Situation) -> bool:
         return False
     if ask.tier is not requests.Tier.BATCH:
         # Batch does not count: the replica aborts it for us (rung 0).
-        return situation.loads.urgent(replica.replica_id) < replica.spec.seats
-    return batch_room(replica, situation) > 0
+        return situation.loads.urgent(replica.replica_id) + ask.seats <= replica.spec.seats
+    return batch_room(replica, situation) >= ask.seats
 
 
 def batch_room(replica: fleet.Replica, situation: Situation) -> int:
-    """Return how many more batch requests may go to a replica.
+    """Return how many more seats batch may take on a replica.
 
     With fresh statistics our own count decides and the replica corrects it. With stale ones the last
     known occupation counts too, so that batch never adds more than the free seats that are known; a

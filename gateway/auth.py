@@ -1,0 +1,114 @@
+"""Turns an Authorization header into a caller: an API key, or a MUNGE credential of a Unix user."""
+
+import asyncio
+import collections
+import hashlib
+import re
+import subprocess
+
+from gateway import settings
+from scheduler.contracts import clock, errors, ports, requests
+
+_CACHED = 10_000
+_UID = re.compile(r"^UID:\s+(\S+) \((\d+)\)\s*$", re.MULTILINE)
+_STATUS = re.compile(r"^STATUS:\s+(.+?) \((\d+)\)\s*$", re.MULTILINE)
+_CREDENTIAL = re.compile(r"MUNGE:[A-Za-z0-9+/=]+:")
+
+
+class Credentials:
+    """The real `ports.Authenticator`.
+
+    Args:
+        keys: finds API keys.
+        directory: knows the team of a Unix user; None where MUNGE is not offered.
+        time: the clock, for the age of cached keys.
+        options: the [gateway] table.
+    """
+
+    def __init__(
+        self,
+        keys: ports.KeyStore,
+        directory: ports.Directory | None,
+        time: clock.Clock,
+        options: settings.GatewaySettings,
+    ) -> None:
+        self._keys = keys
+        self._directory = directory
+        self._clock = time
+        self._options = options
+        self._cache: collections.OrderedDict[bytes, tuple[float, requests.Caller]] = (
+            collections.OrderedDict()
+        )
+
+    async def authenticate(self, authorization: str | None) -> requests.Caller:
+        """Return who the credential is; raises as the port says."""
+        scheme, _, credential = (authorization or "").partition(" ")
+        credential = credential.strip()
+        if scheme.lower() == "bearer" and credential:
+            return await self._bearer(credential)
+        if scheme.lower() == "munge" and credential:
+            return await self._munge(credential)
+        raise errors.Unauthenticated(
+            "no credential: send `Authorization: Bearer <API key>`; make one with `fctl key create`"
+        )
+
+    async def _bearer(self, token: str) -> requests.Caller:
+        # Looked up by hash, so neither the time taken nor a memory dump tells a token.
+        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        now = self._clock.monotonic()
+        cached = self._cache.get(digest)
+        if cached is not None and cached[0] > now:
+            return cached[1]
+        self._cache.pop(digest, None)
+        caller = await self._keys.find(token)
+        self._cache[digest] = (now + self._options.key_cache_s, caller)
+        if len(self._cache) > _CACHED:
+            self._cache.popitem(last=False)
+        return caller
+
+    async def _munge(self, credential: str) -> requests.Caller:
+        if self._directory is None:
+            raise errors.Unauthenticated("MUNGE is not offered here: use an API key")
+        if not _CREDENTIAL.fullmatch(credential):
+            raise errors.Unauthenticated("not a MUNGE credential: make one with `munge -n`")
+        user = await asyncio.to_thread(unmunge, credential, self._options)
+        return await self._directory.caller(user)
+
+
+def unmunge(credential: str, options: settings.GatewaySettings) -> str:
+    """Return the Unix user behind a credential; munged itself refuses replayed and expired ones.
+
+    Blocks for at most `munge_timeout_s`.
+
+    Raises:
+        errors.Unauthenticated: the credential is no good.
+        errors.Internal: munge is not there, or does not answer.
+    """
+    socket = [f"--socket={options.munge_socket}"] if options.munge_socket else []
+    try:
+        done = subprocess.run(
+            ["unmunge", *socket, "--output=/dev/null"],
+            input=credential.encode(),
+            capture_output=True,
+            timeout=options.munge_timeout_s,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise errors.Internal(
+            "unmunge is not installed on the gateway's host: install munge, or use an API key"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise errors.Internal(
+            f"munged did not answer within {options.munge_timeout_s:g} s: see `systemctl status "
+            "munge` on the gateway's host, or use an API key"
+        ) from None
+    answer = done.stdout.decode("utf-8", "replace")
+    status, uid = _STATUS.search(answer), _UID.search(answer)
+    if status is None:
+        words = " ".join(done.stderr.decode("utf-8", "replace").split())[:200]
+        raise errors.Internal(f"unmunge: {words}: is munged running on the gateway's host?")
+    if status.group(2) != "0" or done.returncode != 0:
+        raise errors.Unauthenticated(f"MUNGE credential refused: {status.group(1)}; make a new one")
+    if uid is None or uid.group(1) == "???":
+        raise errors.Unauthenticated("MUNGE: the user has no name on the gateway's host")
+    return uid.group(1)

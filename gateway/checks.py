@@ -1,0 +1,171 @@
+"""From a body's bytes to a checked request: what the gateway can judge before any token is spent. Pure.
+
+Only the first fault is named, and no message repeats what the caller sent: an error stays small
+whatever the input was. Fields that are not listed here are the engine's business and pass through.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from scheduler.contracts import errors, requests
+
+MAX_CHOICES = 128
+_KINDS = {
+    str: "string",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    list: "list",
+    dict: "object",
+}
+
+
+def parse(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object in ``raw``.
+
+    Raises:
+        errors.BadRequest: it is not UTF-8, not JSON, or no object.
+    """
+    try:
+        value = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise errors.BadRequest(
+            f"body: byte {error.start} is not UTF-8; encode the JSON as UTF-8"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise errors.BadRequest(
+            f"body: not JSON: {error.msg} at line {error.lineno} column {error.colno}"
+        ) from None
+    except RecursionError:
+        raise errors.BadRequest("body: JSON is nested too deeply") from None
+    except ValueError:
+        raise errors.BadRequest("body: not JSON: a number is out of range or not finite") from None
+    if not isinstance(value, dict):
+        raise errors.BadRequest(f"body: must be a JSON object, not a {kind(value)}")
+    return value
+
+
+def check(endpoint: requests.Endpoint, body: Mapping[str, Any]) -> None:
+    """Judge a body's fields for ``endpoint``.
+
+    Raises:
+        errors.BadRequest: the first fault, with the field in `param`.
+    """
+    if not isinstance(body.get("model"), str) or not body["model"]:
+        raise _fault("model", "must name a model: see /v1/models")
+    match endpoint:
+        case requests.Endpoint.CHAT:
+            _messages(body.get("messages"))
+        case requests.Endpoint.COMPLETIONS:
+            _texts("prompt", body.get("prompt"))
+        case requests.Endpoint.EMBEDDINGS:
+            _texts("input", body.get("input"))
+            if body.get("encoding_format") not in (None, "float", "base64"):
+                raise _fault("encoding_format", "must be float or base64")
+    for name in ("max_tokens", "max_completion_tokens"):
+        _whole(name, body.get(name), least=1)
+    _whole("n", body.get("n"), least=1, most=MAX_CHOICES)
+    _whole("seed", body.get("seed"))
+    for name, most in (("temperature", 2.0), ("top_p", 1.0)):
+        _number(name, body.get(name), most)
+    for name in ("stream", "echo"):
+        if not isinstance(body.get(name), bool | None):
+            raise _fault(name, f"must be true or false, not a {kind(body[name])}")
+    _stop(body.get("stop"))
+    options = body.get("stream_options")
+    if not isinstance(options, dict | None):
+        raise _fault("stream_options", f"must be an object, not a {kind(options)}")
+    if options is not None and not body.get("stream"):
+        raise _fault("stream_options", "is only allowed with stream: true")
+
+
+def kind(value: Any) -> str:
+    """Return JSON's word for a value's type."""
+    return "null" if value is None else _KINDS.get(type(value), type(value).__name__)
+
+
+def _messages(messages: Any) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise _fault("messages", "must be a list with at least one message")
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise _fault(where, f"must be an object with role and content, not a {kind(message)}")
+        if not isinstance(message.get("role"), str) or not message["role"]:
+            raise _fault(f"{where}.role", "must be a string such as user")
+        content = message.get("content")
+        if not isinstance(content, str | list | None):
+            raise _fault(
+                f"{where}.content",
+                f"must be a string, a list of parts or null, not a {kind(content)}",
+            )
+        for part_index, part in enumerate(content if isinstance(content, list) else ()):
+            if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+                raise _fault(f"{where}.content[{part_index}]", "must be an object with a type")
+
+
+def _texts(name: str, value: Any) -> None:
+    """A string, strings, token ids, or lists of token ids; never a mixture, never empty."""
+    if isinstance(value, str) and value:
+        return
+    if not isinstance(value, list) or not value:
+        raise _fault(name, "must be text, token ids, or a list of either, and not empty")
+    first = value[0]
+    for index, item in enumerate(value):
+        good = (
+            (isinstance(first, str) and isinstance(item, str))
+            or (_is_id(first) and _is_id(item))
+            or (
+                isinstance(first, list)
+                and isinstance(item, list)
+                and item
+                and all(map(_is_id, item))
+            )
+        )
+        if not good:
+            raise _fault(
+                f"{name}[{index}]",
+                "must be of one kind in the whole list: texts, token ids from 0, or lists of them",
+            )
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32
+
+
+def _whole(name: str, value: Any, *, least: int | None = None, most: int | None = None) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _fault(name, f"must be a whole number, not a {kind(value)}")
+    if least is not None and value < least:
+        raise _fault(name, f"must be at least {least}")
+    if most is not None and value > most:
+        raise _fault(name, f"must be at most {most}")
+    if abs(value) >= 2**63:
+        raise _fault(name, "is too large")
+
+
+def _number(name: str, value: Any, most: float) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise _fault(name, f"must be a number, not a {kind(value)}")
+    if not 0 <= value <= most:
+        raise _fault(name, f"must lie between 0 and {most:g}")
+
+
+def _stop(stop: Any) -> None:
+    if isinstance(stop, str | None):
+        return
+    if not isinstance(stop, list) or not all(isinstance(item, str) for item in stop):
+        raise _fault("stop", "must be a string or a list of strings")
+
+
+def _fault(name: str, what: str) -> errors.BadRequest:
+    return errors.BadRequest(f"{name}: {what}", param=name)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(name)

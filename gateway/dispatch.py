@@ -1,0 +1,203 @@
+"""One dispatch of a request to one replica: recorded, forwarded, and ended in exactly one way.
+
+Payload bytes pass unparsed. The last bytes go out only when the CLOSE row is on disk.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from gateway import recording, replica, settings, waiting
+from scheduler.contracts import errors, frames, requests, usage
+
+_DONE = b"data: [DONE]"
+_log = logging.getLogger(__name__)
+
+
+class Outlet(Protocol):
+    """Where an answer goes: an HTTP response, or a gRPC stream."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the client has got anything of this answer."""
+        ...
+
+    async def data(self, frame: frames.Frame) -> None:
+        """Pass on one DATA frame."""
+        ...
+
+    def restart(self) -> None:
+        """Forget what was collected and not sent: another replica begins anew."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Job:
+    """What is dispatched.
+
+    Attributes:
+        request: the checked request.
+        number: the attempt, from 1.
+        version: the version that was drawn.
+        outlet: where the answer goes.
+        why_cancelled: after a cancellation, its reason if it was on purpose; None: the client left.
+    """
+
+    request: requests.InferenceRequest
+    number: int
+    version: str
+    outlet: Outlet
+    why_cancelled: Callable[[], errors.ForebayError | None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Last:
+    """The frame that ended an answer, and the client bytes that wait for the record."""
+
+    frame: frames.Frame
+    held: frames.Frame | None
+
+
+class Dispatcher:
+    """Sends requests to granted replicas.
+
+    Args:
+        options: the [gateway] table.
+        client: the hop to the replicas.
+        recorder: where rows go.
+        first_token: called with the request when its first token has come.
+    """
+
+    def __init__(
+        self,
+        options: settings.GatewaySettings,
+        client: replica.Client,
+        recorder: recording.Recorder,
+        first_token: Callable[[requests.InferenceRequest], None],
+    ) -> None:
+        self._options = options
+        self._client = client
+        self._recorder = recorder
+        self._first_token = first_token
+
+    async def run(self, job: Job, grant: waiting.Grant) -> frames.End:
+        """Serve the job on the granted replica; the grant is closed as soon as it has ended there.
+
+        Raises:
+            replica.Full: it has no seat.
+            replica.Lost: it is gone.
+            errors.ForebayError: any other end without an answer.
+        """
+        try:
+            record = self._recorder.open(job.request, job.number, grant, job.version)
+            with _closing(record, job):
+                return await self._exchange(job, grant, record)
+        finally:
+            grant.close()
+
+    async def _exchange(
+        self, job: Job, grant: waiting.Grant, record: recording.Attempt
+    ) -> frames.End:
+        options = self._options
+        call = replica.Call(
+            job.request.endpoint.value,
+            upstream_body(job.request),
+            record.identity,
+            options.stream_idle_s if job.request.stream else options.answer_timeout_s,
+        )
+        async with self._client.open(grant.replica, call) as answer:
+            last = await self._forward(answer, job, record)
+            # The seat is free at the replica now; a slow client must not keep it here.
+            grant.close()
+            end = _ended(last.frame, record)
+            await self._recorder.sync()
+            if last.held is not None:
+                await job.outlet.data(last.held)
+            return end
+
+    async def _forward(self, answer: replica.Answer, job: Job, record: recording.Attempt) -> _Last:
+        """Pass DATA on until the END or ERROR frame; the stream's last event is held back for it."""
+        held: frames.Frame | None = None
+        while True:
+            frame = await answer.next()
+            if frame.kind in (frames.Kind.END, frames.Kind.ERROR):
+                return _Last(frame, held)
+            if record.saw(frame):
+                self._first_token(job.request)
+            if frame.kind is frames.Kind.PROMPT:
+                continue
+            if held is not None:
+                await job.outlet.data(held)
+                held = None
+            if frame.payload.rstrip().endswith(_DONE):
+                held = frame
+            else:
+                await job.outlet.data(frame)
+
+
+def _ended(frame: frames.Frame, record: recording.Attempt) -> frames.End:
+    """Record how the replica says that the answer ended.
+
+    Raises:
+        replica.Lost: the engine was lost, or stopped without being asked.
+        errors.ForebayError: the answer failed for another reason.
+    """
+    if frame.kind is frames.Kind.END:
+        end = frames.End.parse(frame.payload)
+        record.close(usage.Outcome.OK, "", end)
+        return end
+    said = frames.Error.parse(frame.payload)
+    error = errors.from_code(said.code, said.message)
+    if isinstance(error, errors.Internal) and 400 <= said.status < 500:
+        error = errors.BadRequest(said.message)
+    if isinstance(error, errors.ReplicaLost | errors.Cancelled):
+        record.close(usage.Outcome.REPLICA_LOST, said.message, said)
+        raise replica.Lost(said.message, computed=True)
+    outcome = recording.outcome_of(error)
+    if outcome is usage.Outcome.REFUSED and said.output_tokens:
+        outcome = usage.Outcome.ERROR
+    record.close(outcome, said.message, said)
+    raise error
+
+
+@contextlib.contextmanager
+def _closing(record: recording.Attempt, job: Job) -> Iterator[None]:
+    """Close the record on every way out that has not closed it yet."""
+    outcome, reason = usage.Outcome.ERROR, "the gateway failed"
+    payer: usage.Payer | None = None
+    try:
+        yield
+    except replica.Full:
+        outcome, reason = usage.Outcome.REFUSED, "replica_full"
+        raise
+    except replica.Lost as lost:
+        outcome, reason = usage.Outcome.REPLICA_LOST, lost.reason
+        raise
+    except asyncio.CancelledError:
+        why = job.why_cancelled()
+        if why is None:
+            outcome, reason = usage.Outcome.CLIENT_GONE, "the client left"
+        else:
+            outcome, reason = usage.Outcome.CANCELLED, why.message
+            if not isinstance(why, errors.Cancelled):
+                payer = usage.Payer.PLATFORM
+        raise
+    except errors.ForebayError as error:
+        outcome, reason = recording.outcome_of(error), error.message
+        raise
+    finally:
+        try:
+            record.close(outcome, reason, payer=payer)
+        except errors.RecordingUnavailable as error:
+            _log.error("CLOSE of %s is not kept: %s", job.request.request_id, error.message)
+
+
+def upstream_body(request: requests.InferenceRequest) -> bytes:
+    """Return the body as the engine shall see it: its own name of the model, none of our fields."""
+    body = {key: value for key, value in request.body.items() if not key.startswith("forebay_")}
+    body["model"] = request.adapter or request.model
+    return json.dumps(body, separators=(",", ":")).encode()

@@ -1,0 +1,227 @@
+"""The gRPC interface, forebay.v1.Inference, on the same request path as HTTP."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from gateway import assembly, catalog, checks, error_map, resolve, settings, sse
+from scheduler.contracts import errors, frames, ids, requests
+from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
+
+SERVICE = "forebay.v1.Inference"
+Context = grpc.aio.ServicerContext[Any, Any]
+_Answer = TypeVar("_Answer")
+
+
+def options(table: settings.GatewaySettings) -> list[tuple[str, int]]:
+    """Return the server's channel options.
+
+    gRPC's own defaults end a call with GOAWAY ("too many pings") when a client that waits in silence
+    pings more often than each 5 minutes; a queued request does just that.
+    """
+    return [
+        ("grpc.max_receive_message_length", table.body_limit),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", int(table.keepalive_min_ping_s * 1000)),
+        ("grpc.keepalive_time_ms", int(table.keepalive_time_s * 1000)),
+        ("grpc.keepalive_timeout_ms", int(table.keepalive_timeout_s * 1000)),
+        ("grpc.so_reuseport", int(table.workers > 1)),
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+class _Stream:
+    """Turns DATA frames into TokenChunks on a gRPC stream."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.begun = False
+
+    async def data(self, frame: frames.Frame) -> None:
+        piece = sse.read(frame.payload)
+        if piece.text or piece.finish_reason or frame.token_ids:
+            self.begun = True
+            await self._context.write(
+                forebay_pb2.TokenChunk(
+                    text=piece.text, token_ids=frame.token_ids, finish_reason=piece.finish_reason
+                )
+            )
+
+    def restart(self) -> None:
+        """Nothing is collected here."""
+
+
+class Inference(forebay_pb2_grpc.InferenceServicer):
+    """The servicer. A cancellation is never swallowed: gRPC would leak the stream's memory."""
+
+    def __init__(self, gateway: assembly.Gateway) -> None:
+        self._gateway = gateway
+
+    async def Generate(  # type: ignore[override]  # noqa: N802 - generated name; grpc.aio also takes a coroutine that writes
+        self, request: forebay_pb2.GenerateRequest, context: Context
+    ) -> None:
+        """Stream an answer."""
+        await _explained(context, lambda: self._generate(request, context))
+
+    async def _generate(self, message: forebay_pb2.GenerateRequest, context: Context) -> None:
+        arrived_us = self._gateway.deps.clock.wall_us()
+        metadata = _metadata(context)
+        caller = await self._caller(context)
+        endpoint, body = openai_body(message)
+        checks.check(endpoint, body)
+        source = resolve.Source(endpoint, body, caller, wishes(message, metadata), arrived_us)
+        request_id = ids.RequestId(ids.uuid7())
+        checked = resolve.request(source, self._gateway.room.view(), request_id)
+        # Sent at once, so that a request that waits can be cancelled by its id.
+        await context.send_initial_metadata((("x-forebay-request-id", request_id),))
+        end = await self._gateway.path.answer(checked, _Stream(context))
+        used = forebay_pb2.Usage(
+            prompt_tokens=end.prompt_tokens,
+            cached_tokens=end.cached_tokens,
+            completion_tokens=end.output_tokens,
+        )
+        await context.write(forebay_pb2.TokenChunk(usage=used))
+
+    async def Cancel(  # noqa: N802 - the generated base class names it
+        self, request: forebay_pb2.CancelRequest, context: Context
+    ) -> forebay_pb2.CancelResponse:
+        """Cancel one of the caller's own requests."""
+
+        async def cancel() -> forebay_pb2.CancelResponse:
+            caller = await self._caller(context)
+            done = self._gateway.path.cancel(request.request_id, caller)
+            return forebay_pb2.CancelResponse(cancelled=done)
+
+        return await _explained(context, cancel)
+
+    async def ListModels(  # noqa: N802 - the generated base class names it
+        self, request: forebay_pb2.ListModelsRequest, context: Context
+    ) -> forebay_pb2.ListModelsResponse:
+        """List what the caller may use."""
+
+        async def models() -> forebay_pb2.ListModelsResponse:
+            caller = await self._caller(context)
+            return forebay_pb2.ListModelsResponse(
+                models=[_info(model) for model in catalog.models(self._gateway.room, caller)]
+            )
+
+        return await _explained(context, models)
+
+    async def _caller(self, context: Context) -> requests.Caller:
+        credential = _metadata(context).get("authorization")
+        return await self._gateway.deps.authenticator.authenticate(credential)
+
+
+def openai_body(
+    message: forebay_pb2.GenerateRequest,
+) -> tuple[requests.Endpoint, dict[str, Any]]:
+    """Return the OpenAI request that means the same.
+
+    Raises:
+        errors.BadRequest: not exactly one of prompt and messages, or no max_tokens.
+    """
+    if bool(message.prompt) == bool(message.messages):
+        raise errors.BadRequest("prompt: give either prompt or messages", param="prompt")
+    if message.max_tokens <= 0:
+        raise errors.BadRequest("max_tokens: must be at least 1", param="max_tokens")
+    if message.deadline_ms < 0:
+        raise errors.BadRequest("deadline_ms: must be positive", param="deadline_ms")
+    body: dict[str, Any] = {
+        "model": message.model,
+        "max_tokens": message.max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    for name in ("temperature", "top_p"):
+        if message.HasField(name):
+            # A float32's own digits: 0.7, not 0.699999988079071.
+            body[name] = float(f"{getattr(message, name):.7g}")
+    if message.HasField("seed"):
+        body["seed"] = message.seed
+    if message.stop:
+        body["stop"] = list(message.stop)
+    if message.prompt:
+        return requests.Endpoint.COMPLETIONS, {**body, "prompt": message.prompt}
+    body["messages"] = [{"role": m.role, "content": m.content} for m in message.messages]
+    return requests.Endpoint.CHAT, body
+
+
+def wishes(message: forebay_pb2.GenerateRequest, metadata: Mapping[str, str]) -> resolve.Wishes:
+    """Read Forebay's own fields of a request."""
+    return resolve.Wishes(
+        priority=message.priority or None,
+        deadline_ms=message.deadline_ms or None,
+        cache_hint=message.cache_hint or None,
+        version=message.version or None,
+        adapter=message.adapter or None,
+        caller_request_id=metadata.get("x-request-id", "")[: resolve.MAX_ID_CHARS] or None,
+    )
+
+
+def server(gateway: assembly.Gateway) -> "Served":
+    """Return the server with its services, not yet bound or started."""
+    made = grpc.aio.server(options=options(gateway.deps.settings))
+    forebay_pb2_grpc.add_InferenceServicer_to_server(Inference(gateway), made)
+    state = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(state, made)
+    names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, made)
+    return Served(made, state)
+
+
+class Served:
+    """A gRPC server and its health service."""
+
+    def __init__(self, made: grpc.aio.Server, state: Any) -> None:
+        self.server = made
+        self._health = state
+
+    async def start(self, address: str) -> int:
+        """Bind, start, report SERVING; returns the port.
+
+        Raises:
+            RuntimeError: the address can't be bound.
+        """
+        port = self.server.add_insecure_port(address)
+        await self.server.start()
+        for name in ("", SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return port
+
+    async def leave(self) -> None:
+        """Report NOT_SERVING, so that balancers go elsewhere."""
+        await self._health.enter_graceful_shutdown()
+
+
+async def _explained(context: Context, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    """Run ``call``; its error becomes the status of the call. A cancellation passes."""
+    try:
+        return await call()
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:
+        await _abort(context, error_map.known(error))
+
+
+async def _abort(context: Context, error: errors.ForebayError) -> NoReturn:
+    await context.abort(error_map.grpc_status(error), error.message, error_map.grpc_trailers(error))
+    raise error  # abort always raises; this line tells the type checker so
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    pairs: Iterable[tuple[str, str | bytes]] = context.invocation_metadata() or ()
+    return {key: value for key, value in pairs if isinstance(value, str)}
+
+
+def _info(model: catalog.Model) -> forebay_pb2.ModelInfo:
+    return forebay_pb2.ModelInfo(
+        name=model.name,
+        versions=model.versions,
+        adapters=model.adapters,
+        context_length=model.context_length,
+        tiers=model.tiers,
+        status=model.status,
+    )

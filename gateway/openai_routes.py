@@ -1,0 +1,82 @@
+"""The OpenAI interface: models, chat, completions, embeddings."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import fastapi
+from starlette import responses
+
+from gateway import assembly, catalog, checks, http_answer, resolve
+from scheduler.contracts import errors, ids, requests
+
+_WISHES = """
+
+Beside OpenAI's fields: `forebay_priority` (tier: interactive, standard, batch), `forebay_deadline_ms`,
+`forebay_cache_hint` (requests that share a prefix), `forebay_version`; or the headers
+`X-Forebay-Priority`, `X-Forebay-Deadline-Ms`, `X-Forebay-Cache-Hint`, `X-Forebay-Version`.
+An adapter is named as `model:adapter`. The answer's `x-forebay-request-id` is Forebay's own id.
+"""
+_SUMMARIES = {
+    requests.Endpoint.CHAT: "Answer a chat, streamed or whole.",
+    requests.Endpoint.COMPLETIONS: "Continue a prompt (text or token ids), streamed or whole.",
+    requests.Endpoint.EMBEDDINGS: "Embed texts or token ids.",
+}
+
+
+def router(gateway: assembly.Gateway) -> fastapi.APIRouter:
+    """Return the routes."""
+    made = fastapi.APIRouter(tags=["openai"])
+
+    @made.get("/v1/models", summary="List the models that this key may use.")
+    async def list_models(request: fastapi.Request) -> dict[str, Any]:
+        found = catalog.models(gateway.room, request.state.caller)
+        return {"object": "list", "data": [item for model in found for item in model.openai()]}
+
+    @made.get("/v1/models/{name:path}", summary="Describe one model.")
+    async def one_model(request: fastapi.Request, name: str) -> dict[str, Any]:
+        for model in catalog.models(gateway.room, request.state.caller):
+            for item in model.openai():
+                if item["id"] == name:
+                    return item
+        raise errors.ModelNotFound(
+            f"model {resolve.short(name)} is not known here: see /v1/models", param="model"
+        )
+
+    for endpoint in requests.Endpoint:
+        made.add_api_route(
+            endpoint.value,
+            _inference(gateway, endpoint),
+            methods=["POST"],
+            summary=_SUMMARIES[endpoint],
+            description=_SUMMARIES[endpoint] + _WISHES,
+            response_class=responses.Response,
+            openapi_extra={
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": {"type": "object"}}},
+                }
+            },
+        )
+    return made
+
+
+def _inference(
+    gateway: assembly.Gateway, endpoint: requests.Endpoint
+) -> Callable[[fastapi.Request], Awaitable[responses.Response]]:
+    async def serve(request: fastapi.Request) -> responses.Response:
+        body = checks.parse(await request.body())
+        checks.check(endpoint, body)
+        credential: requests.Caller = request.state.caller
+        source = resolve.Source(
+            endpoint=endpoint,
+            body=body,
+            caller=resolve.acting_for(credential, request.headers),
+            wishes=resolve.wishes(request.headers, body),
+            arrived_us=gateway.deps.clock.wall_us(),
+            batch=resolve.batch_ref(credential, request.headers),
+        )
+        checked = resolve.request(source, gateway.room.view(), ids.RequestId(ids.uuid7()))
+        return http_answer.Answer(gateway.path, checked)
+
+    serve.__name__ = endpoint.name.lower()
+    return serve

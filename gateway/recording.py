@@ -1,0 +1,183 @@
+"""The gateway's side of the usage record: OPEN at the dispatch, CLOSE exactly once."""
+
+import logging
+
+from gateway import waiting
+from scheduler.contracts import clock, errors, fleet, frames, requests, usage
+
+_log = logging.getLogger(__name__)
+_OURS = frozenset({usage.Outcome.PREEMPTED, usage.Outcome.REPLICA_LOST, usage.Outcome.ERROR})
+
+
+def outcome_of(error: errors.ForebayError) -> usage.Outcome:
+    """Return how an attempt that ended in ``error`` is recorded."""
+    match error:
+        case errors.Cancelled():
+            return usage.Outcome.CANCELLED
+        case errors.Preempted():
+            return usage.Outcome.PREEMPTED
+        case errors.ReplicaLost():
+            return usage.Outcome.REPLICA_LOST
+        case errors.Expired():
+            return usage.Outcome.EXPIRED
+        case errors.BadRequest() | errors.NotFound() | errors.Shed() | errors.NoReplica():
+            return usage.Outcome.REFUSED
+        case _:
+            return usage.Outcome.ERROR
+
+
+class Attempt:
+    """One dispatch's record, from OPEN to CLOSE."""
+
+    def __init__(self, recorder: "Recorder", identity: usage.Identity) -> None:
+        self._recorder = recorder
+        self.identity = identity
+        self.closed = False
+        self.first_token_us = 0
+        self._prompt_tokens = 0
+        self._output_tokens = 0
+
+    def saw(self, frame: frames.Frame) -> bool:
+        """Count a PROMPT or DATA frame; returns whether it brought the first tokens."""
+        if frame.kind is frames.Kind.PROMPT:
+            self._prompt_tokens = len(frame.token_ids)
+            return False
+        self._output_tokens += len(frame.token_ids)
+        first = not self.first_token_us and bool(frame.token_ids or frame.payload)
+        if first:
+            self.first_token_us = self._recorder.clock.wall_us()
+        return first
+
+    def close(
+        self,
+        outcome: usage.Outcome,
+        reason: str = "",
+        counted: frames.End | frames.Error | None = None,
+        *,
+        payer: usage.Payer | None = None,
+    ) -> None:
+        """Append the CLOSE row; only the first call does.
+
+        Args:
+            outcome: how it ended.
+            reason: one line on why it did not end ok.
+            counted: what the replica counted; without it, what came through here.
+            payer: who pays, if not who usually does for this outcome.
+
+        Raises:
+            errors.RecordingUnavailable: the row can't be kept.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        began = self.first_token_us > 0
+        prompt = counted.prompt_tokens if counted else self._prompt_tokens if began else 0
+        cached = counted.cached_tokens if counted else 0
+        self._recorder.append(
+            usage.UsageRow(
+                kind=usage.RowKind.CLOSE,
+                identity=self.identity,
+                outcome=outcome,
+                uncached_prompt_tokens=max(0, prompt - cached),
+                cached_prompt_tokens=cached,
+                output_tokens=counted.output_tokens if counted else self._output_tokens,
+                first_token_us=self.first_token_us,
+                ended_us=self._recorder.clock.wall_us(),
+                payer=payer or (usage.Payer.PLATFORM if outcome in _OURS else usage.Payer.TEAM),
+                reason=reason,
+            )
+        )
+
+
+class Recorder:
+    """Appends rows for one gateway worker."""
+
+    def __init__(self, sink: usage.UsageSink, time: clock.Clock, cluster: str) -> None:
+        self._sink = sink
+        self._cluster = cluster
+        self._unsynced = False
+        self.clock = time
+
+    def ready(self) -> None:
+        """Raise `errors.RecordingUnavailable` if a row could not be kept now."""
+        self._sink.ready()
+
+    def append(self, row: usage.UsageRow) -> None:
+        """Buffer a row for the next `sync`."""
+        self._sink.append(row)
+        self._unsynced = True
+
+    async def sync(self) -> None:
+        """Return when all rows are on disk.
+
+        Raises:
+            errors.RecordingUnavailable: the disk refused them.
+        """
+        self._unsynced = False
+        await self._sink.sync()
+
+    async def flush(self) -> None:
+        """Sync what nobody waits for; a full disk is logged, and refuses the next request itself."""
+        if not self._unsynced:
+            return
+        try:
+            await self.sync()
+        except errors.RecordingUnavailable as error:
+            self._unsynced = True
+            _log.error("usage rows are not on disk yet: %s", error.message)
+
+    def open(
+        self, request: requests.InferenceRequest, number: int, grant: waiting.Grant, version: str
+    ) -> Attempt:
+        """Append the OPEN row of a dispatch.
+
+        Raises:
+            errors.RecordingUnavailable: it can't be kept; dispatch nothing.
+        """
+        identity = self._identity(request, number, version, grant.replica)
+        self.append(usage.UsageRow(usage.RowKind.OPEN, identity))
+        return Attempt(self, identity)
+
+    def undispatched(
+        self,
+        request: requests.InferenceRequest,
+        number: int,
+        outcome: usage.Outcome,
+        reason: str,
+    ) -> None:
+        """Append the row of a request that ended before it reached a replica; it costs nothing."""
+        identity = self._identity(request, number, request.version or "", None)
+        try:
+            Attempt(self, identity).close(outcome, reason, payer=usage.Payer.TEAM)
+        except errors.RecordingUnavailable as error:
+            _log.error("row of %s is not kept: %s", request.request_id, error.message)
+
+    def _identity(
+        self,
+        request: requests.InferenceRequest,
+        number: int,
+        version: str,
+        replica: fleet.Replica | None,
+    ) -> usage.Identity:
+        caller, batch = request.caller, request.batch
+        return usage.Identity(
+            request_id=request.request_id,
+            attempt=number,
+            cluster=replica.cluster if replica else self._cluster,
+            team=caller.team,
+            user=caller.user,
+            key_id=caller.key_id,
+            model=request.model,
+            version=version,
+            adapter=request.adapter or "",
+            endpoint=request.endpoint.value,
+            tier=request.tier.value,
+            replica_id=replica.replica_id if replica else "",
+            lease_id=replica.lease_id if replica else "",
+            slurm_job_id=replica.slurm_job_id if replica else "",
+            arrived_us=request.arrived_us,
+            started_us=self.clock.wall_us() if replica else 0,
+            batch_job_id=batch.job_id if batch else 0,
+            custom_id=batch.custom_id if batch else "",
+            caller_request_id=request.caller_request_id or "",
+        )

@@ -1,0 +1,227 @@
+"""The one way of a request, for HTTP and gRPC alike: admit, wait, dispatch, and dispatch again if need be.
+
+A replica that is lost before the client has got anything is replaced in silence; after that the client
+is told.
+"""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import itertools
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from gateway import dependencies, dispatch, metrics, recording, replica, waiting
+from scheduler.contracts import errors, frames, requests, usage
+
+_TTFT_KEPT_S = 10.0
+_FLUSH_S = 0.2
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Live:
+    """A request under way; `why` is set before its task is cancelled on purpose."""
+
+    caller: requests.Caller
+    task: "asyncio.Task[Any]"
+    cancelling: int
+    why: errors.ForebayError | None = None
+
+
+class RequestPath:
+    """Serves the requests of one gateway worker."""
+
+    def __init__(
+        self,
+        deps: dependencies.Dependencies,
+        room: waiting.Room,
+        client: replica.Client,
+        numbers: metrics.Metrics,
+    ) -> None:
+        self._settings = deps.settings
+        self._clock = deps.clock
+        self._room = room
+        self._metrics = numbers
+        self._recorder = recording.Recorder(deps.sink, deps.clock, deps.cluster)
+        self._dispatcher = dispatch.Dispatcher(
+            deps.settings, client, self._recorder, self._first_token
+        )
+        self._live: dict[str, _Live] = {}
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._closing = False
+        self._ttft: collections.defaultdict[str, collections.deque[tuple[float, float]]] = (
+            collections.defaultdict(lambda: collections.deque(maxlen=64))
+        )
+
+    @property
+    def live(self) -> int:
+        """How many requests wait or run."""
+        return len(self._live)
+
+    async def run(self) -> None:
+        """Put rows on disk that nobody waits for, until cancelled."""
+        while True:
+            await self._clock.sleep(_FLUSH_S)
+            await self._recorder.flush()
+
+    async def answer(
+        self, request: requests.InferenceRequest, outlet: dispatch.Outlet
+    ) -> frames.End:
+        """Serve ``request`` into ``outlet``; cancel the task when the client leaves.
+
+        Returns:
+            What the replica counted. An outlet that does not stream may send only now.
+
+        Raises:
+            errors.ForebayError: why there is no (whole) answer.
+        """
+        result = "ok"
+        try:
+            with self._cancellable(request):
+                return await self._answer(request, outlet)
+        except errors.ForebayError as error:
+            result = error.code
+            raise
+        except asyncio.CancelledError:
+            result = usage.Outcome.CLIENT_GONE.value
+            raise
+        finally:
+            self._metrics.ended.labels(request.model, request.tier.value, result).inc()
+
+    def cancel(self, request_id: str, caller: requests.Caller) -> bool:
+        """End one of the caller's own requests; False if there is no such request here."""
+        live = self._live.get(request_id)
+        if live is None or (live.caller.team, live.caller.user) != (caller.team, caller.user):
+            return False
+        self._end(live, errors.Cancelled("cancelled by the caller"))
+        return True
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new, let running answers end for ``seconds``, then end them with an error."""
+        self._closing = True
+        quiet = asyncio.ensure_future(self._quiet.wait())
+        late = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait({quiet, late}, return_when=asyncio.FIRST_COMPLETED)
+            for live in list(self._live.values()):
+                self._end(live, _going_down())
+            await quiet
+        finally:
+            for task in (quiet, late):
+                task.cancel()
+            await asyncio.wait({quiet, late})
+            await self._recorder.flush()
+
+    def ttft_ms(self, model: str) -> tuple[float, ...]:
+        """Return the interactive TTFTs of the last seconds, newest last."""
+        since = self._clock.monotonic() - _TTFT_KEPT_S
+        return tuple(ms for at, ms in self._ttft[model] if at >= since)
+
+    @staticmethod
+    def _end(live: _Live, why: errors.ForebayError) -> None:
+        if live.why is None:
+            live.why = why
+            live.task.cancel()
+
+    @contextlib.contextmanager
+    def _cancellable(self, request: requests.InferenceRequest) -> Iterator[None]:
+        """Register the request; a cancellation on purpose becomes its error, any other passes."""
+        if self._closing:
+            raise _going_down()
+        task = asyncio.current_task()
+        if task is None:
+            raise errors.Internal("request served outside a task")
+        live = self._live[request.request_id] = _Live(request.caller, task, task.cancelling())
+        self._quiet.clear()
+        self._metrics.in_flight.set(len(self._live))
+        try:
+            yield
+        except asyncio.CancelledError:
+            # As asyncio.timeout does: only if nobody else has cancelled the task meanwhile.
+            if live.why is not None and task.uncancel() <= live.cancelling:
+                raise live.why from None
+            raise
+        finally:
+            del self._live[request.request_id]
+            self._metrics.in_flight.set(len(self._live))
+            if not self._live:
+                self._quiet.set()
+
+    async def _answer(
+        self, request: requests.InferenceRequest, outlet: dispatch.Outlet
+    ) -> frames.End:
+        self._recorder.ready()
+        try:
+            waiter = self._room.enter(request)
+        except errors.ForebayError as error:
+            self._refused(request, 1, error)
+            raise
+        try:
+            return await self._attempts(request, waiter, outlet)
+        finally:
+            self._room.leave(waiter)
+
+    async def _attempts(
+        self, request: requests.InferenceRequest, waiter: waiting.Waiter, outlet: dispatch.Outlet
+    ) -> frames.End:
+        losses, live = 0, self._live[request.request_id]
+        for number in itertools.count(1):
+            grant = await self._turn(request, waiter, number)
+            job = dispatch.Job(request, number, waiter.needs.version, outlet, lambda: live.why)
+            try:
+                return await self._dispatcher.run(job, grant)
+            except replica.Full:
+                self._room.full(grant.replica, request.tier)
+            except replica.Lost as lost:
+                losses += 1
+                self._room.suspect(grant.replica)
+                _log.warning("%s.%d: %s", request.request_id, number, lost.reason)
+                # The batch runner sends its lines again itself, from what it has journalled.
+                batch = request.tier is requests.Tier.BATCH and lost.computed
+                if outlet.begun or batch or losses >= self._settings.replica_attempts:
+                    raise errors.ReplicaLost(
+                        "the replica was lost during the answer: send the request again",
+                        retry_after_s=1.0,
+                    ) from lost
+            outlet.restart()
+            self._room.again(waiter)
+        raise errors.Internal("unreachable: attempts are counted without end")
+
+    async def _turn(
+        self, request: requests.InferenceRequest, waiter: waiting.Waiter, number: int
+    ) -> waiting.Grant:
+        """Wait for a replica; an end of the wait is recorded."""
+        try:
+            grant = await self._room.wait(waiter)
+        except errors.ForebayError as error:
+            self._refused(request, number, error)
+            raise
+        except asyncio.CancelledError:
+            live = self._live[request.request_id]
+            outcome = recording.outcome_of(live.why) if live.why else usage.Outcome.CLIENT_GONE
+            self._recorder.undispatched(request, number, outcome, "left while it waited")
+            raise
+        waited_s = self._clock.monotonic() - waiter.ticket.arrived
+        self._metrics.queue_wait.labels(request.model, request.tier.value).observe(waited_s)
+        return grant
+
+    def _refused(
+        self, request: requests.InferenceRequest, number: int, error: errors.ForebayError
+    ) -> None:
+        outcome = recording.outcome_of(error)
+        self._recorder.undispatched(request, number, outcome, error.message)
+
+    def _first_token(self, request: requests.InferenceRequest) -> None:
+        """Note the time to a request's first token."""
+        seconds = max(0, self._clock.wall_us() - request.arrived_us) / 1_000_000
+        self._metrics.ttft.labels(request.model, request.tier.value).observe(seconds)
+        if request.tier is requests.Tier.INTERACTIVE:
+            self._ttft[request.model].append((self._clock.monotonic(), seconds * 1_000))
+
+
+def _going_down() -> errors.NoReplica:
+    return errors.NoReplica("the gateway is going down: send the request again", retry_after_s=1.0)

@@ -1,0 +1,208 @@
+"""Who asks for what: names in a checked body become a model, a version, an adapter and a tier. Pure.
+
+Forebay's own wishes come as headers or, for clients that can't set any, as fields of the body; the field
+wins. Both are stripped before the engine sees the request:
+
+| header | field | meaning |
+| --- | --- | --- |
+| X-Forebay-Priority | forebay_priority | the tier: interactive, standard, batch |
+| X-Forebay-Deadline-Ms | forebay_deadline_ms | milliseconds from arrival after which waiting is of no use |
+| X-Forebay-Cache-Hint | forebay_cache_hint | key of requests that share a prefix: routing affinity only |
+| X-Forebay-Version | forebay_version | an exact version of the model |
+
+X-Request-Id is kept beside Forebay's own id, which every answer carries as x-forebay-request-id.
+X-Forebay-Batch-Job, -Custom-Id, -Team and -User are believed from Forebay's own batch runner alone.
+"""
+
+import dataclasses
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any
+
+from scheduler.contracts import errors, fleet, ids, requests
+
+MAX_ID_CHARS = 256
+MAX_DEADLINE_MS = 7 * 24 * 3600 * 1000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a caller wants beside the OpenAI body; None means not said."""
+
+    priority: str | None = None
+    deadline_ms: int | None = None
+    cache_hint: str | None = None
+    version: str | None = None
+    adapter: str | None = None
+    caller_request_id: str | None = None
+
+
+def wishes(headers: Mapping[str, str], body: Mapping[str, Any]) -> Wishes:
+    """Read the wishes of an HTTP request.
+
+    Args:
+        headers: with lower-case names.
+        body: the parsed body.
+
+    Raises:
+        errors.BadRequest: one of them is of the wrong kind.
+    """
+
+    def text(name: str) -> str | None:
+        field = f"forebay_{name}"
+        value = body.get(field)
+        if value is None:
+            value = headers.get(f"x-forebay-{name.replace('_', '-')}")
+        if value is None or value == "":
+            return None
+        if not isinstance(value, str) or len(value) > MAX_ID_CHARS:
+            raise _fault(field, f"must be a string of at most {MAX_ID_CHARS} characters")
+        return value
+
+    raw = body.get("forebay_deadline_ms", headers.get("x-forebay-deadline-ms"))
+    return Wishes(
+        priority=text("priority"),
+        deadline_ms=None if raw is None else _deadline(raw),
+        cache_hint=text("cache_hint"),
+        version=text("version"),
+        caller_request_id=headers.get("x-request-id", "")[:MAX_ID_CHARS] or None,
+    )
+
+
+def acting_for(caller: requests.Caller, headers: Mapping[str, str]) -> requests.Caller:
+    """Return for whom the batch runner acts; anybody else's word on that is not heard."""
+    if not caller.service:
+        return caller
+    team = urllib.parse.unquote(headers.get("x-forebay-team", ""))
+    user = urllib.parse.unquote(headers.get("x-forebay-user", ""))
+    return dataclasses.replace(caller, team=team or caller.team, user=user or caller.user)
+
+
+def batch_ref(caller: requests.Caller, headers: Mapping[str, str]) -> requests.BatchRef | None:
+    """Return the batch line behind a request of the batch runner.
+
+    Raises:
+        errors.BadRequest: the job's number is none.
+    """
+    job = headers.get("x-forebay-batch-job")
+    if not caller.service or job is None:
+        return None
+    if not job.isascii() or not job.isdigit() or len(job) > 18:
+        raise _fault("X-Forebay-Batch-Job", "must be the job's number")
+    custom_id = urllib.parse.unquote(headers.get("x-forebay-custom-id", ""))
+    return requests.BatchRef(ids.BatchJobId(int(job)), custom_id)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """A checked body and who sent it."""
+
+    endpoint: requests.Endpoint
+    body: Mapping[str, Any]
+    caller: requests.Caller
+    wishes: Wishes
+    arrived_us: int
+    batch: requests.BatchRef | None = None
+
+
+def request(
+    source: Source, view: fleet.FleetView, request_id: ids.RequestId
+) -> requests.InferenceRequest:
+    """Resolve the names in a request.
+
+    Raises:
+        errors.ModelNotFound: no such model, version or adapter for this caller.
+        errors.BadRequest: no such tier.
+        errors.Forbidden: the tier is not one of the caller's.
+    """
+    wanted, caller = source.wishes, source.caller
+    model, adapter = _model(str(source.body["model"]), wanted.adapter, view, caller)
+    _version(model, wanted.version, view)
+    deadline_us = None
+    if wanted.deadline_ms is not None:
+        deadline_us = source.arrived_us + wanted.deadline_ms * 1_000
+    return requests.InferenceRequest(
+        request_id=request_id,
+        endpoint=source.endpoint,
+        body=source.body,
+        model=model,
+        tier=_tier(wanted.priority, caller),
+        caller=caller,
+        stream=bool(source.body.get("stream")),
+        arrived_us=source.arrived_us,
+        deadline_us=deadline_us,
+        version=wanted.version,
+        adapter=adapter,
+        caller_request_id=wanted.caller_request_id,
+        cache_hint=wanted.cache_hint,
+        batch=source.batch,
+    )
+
+
+def may_use(caller: requests.Caller, model: str) -> bool:
+    """Return whether a caller may know of a model."""
+    return not caller.models or model in caller.models
+
+
+def _model(
+    name: str, adapter: str | None, view: fleet.FleetView, caller: requests.Caller
+) -> tuple[str, str | None]:
+    """Split ``model:adapter``; a model whose own name holds a colon goes first."""
+    model = name
+    if name not in view.routes and adapter is None and ":" in name:
+        model, _, adapter = name.rpartition(":")
+    route = view.routes.get(model)
+    if route is None or not may_use(caller, model):
+        raise errors.ModelNotFound(
+            f"model {short(model)} is not known here: see /v1/models", param="model"
+        )
+    if adapter is not None and adapter not in route.adapters:
+        raise errors.ModelNotFound(
+            f"model {short(model)} has no adapter {short(adapter)}: see /v1/models", param="model"
+        )
+    return model, adapter
+
+
+def _version(model: str, version: str | None, view: fleet.FleetView) -> None:
+    if version is None:
+        return
+    known = {r.spec.version for r in view.replicas if r.spec.model == model}
+    if version not in known | set(view.routes[model].weights):
+        raise errors.ModelNotFound(
+            f"model {short(model)} has no version {short(version)}: see /v1/models",
+            param="forebay_version",
+        )
+
+
+def _tier(name: str | None, caller: requests.Caller) -> requests.Tier:
+    if name is None:
+        return caller.tiers[0]
+    if name not in list(requests.Tier):
+        raise _fault("forebay_priority", f"must be one of {', '.join(requests.Tier)}")
+    tier = requests.Tier(name)
+    if tier not in caller.tiers:
+        raise errors.Forbidden(
+            f"tier {tier.value} is not open to this credential, which has "
+            f"{', '.join(caller.tiers)}: ask for a key with it",
+            param="forebay_priority",
+        )
+    return tier
+
+
+def _deadline(raw: Any) -> int:
+    if isinstance(raw, str) and raw.isascii() and raw.isdigit() and len(raw) < 16:
+        raw = int(raw)
+    if isinstance(raw, bool) or not isinstance(raw, int) or not 0 < raw <= MAX_DEADLINE_MS:
+        raise _fault(
+            "forebay_deadline_ms", f"must be whole milliseconds between 1 and {MAX_DEADLINE_MS}"
+        )
+    return raw
+
+
+def short(name: str) -> str:
+    """Return a caller's word for use in a message: quoted, cut, free of control characters."""
+    return repr(name if len(name) <= 64 else name[:61] + "...")
+
+
+def _fault(name: str, what: str) -> errors.BadRequest:
+    return errors.BadRequest(f"{name}: {what}", param=name)

@@ -1,0 +1,138 @@
+"""Runs one gateway process: HTTP and gRPC on one event loop, until SIGTERM or SIGINT."""
+
+import asyncio
+import contextlib
+import dataclasses
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+
+import fastapi
+import uvicorn
+
+from gateway import app, assembly, dependencies, grpc_server, settings
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a gateway listens: ``host:port`` of each interface."""
+
+    http: str
+    grpc: str
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to `serve`, which has two servers to stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    deps: dependencies.Dependencies,
+    *,
+    routers: Sequence[fastapi.APIRouter] = (),
+    ready: Callable[[Addresses], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve until SIGTERM, SIGINT or ``stop``; running answers get `drain_s` to end.
+
+    Args:
+        deps: the ports.
+        routers: further HTTP routes, see `app.create`.
+        ready: called once both interfaces listen.
+        stop: set it to end from inside the process; signals are then not listened to.
+
+    Raises:
+        OSError: a port can't be bound; the message names it.
+    """
+    table = deps.settings
+    ending = stop or asyncio.Event()
+    with _listen(table) as bound, _signals(ending if stop is None else None):
+        async with assembly.running(deps) as gateway:
+            http = _Uvicorn(_config(app.create(gateway, routers), table))
+            grpc = grpc_server.server(gateway)
+            try:
+                grpc_port = await grpc.start(f"{table.host}:{table.grpc_port}")
+            except RuntimeError as error:
+                raise OSError(f"[gateway] grpc_port {table.grpc_port}: {error}") from error
+            serving = asyncio.create_task(http.serve(sockets=[bound]))
+            try:
+                if ready is not None:
+                    http_port = bound.getsockname()[1]
+                    ready(Addresses(f"{table.host}:{http_port}", f"{table.host}:{grpc_port}"))
+                await _first(ending, serving)
+            finally:
+                await _stop(gateway, http, grpc, serving)
+
+
+async def _stop(
+    gateway: assembly.Gateway,
+    http: uvicorn.Server,
+    grpc: grpc_server.Served,
+    serving: "asyncio.Task[None]",
+) -> None:
+    """Say that we are leaving, drain, then close both servers."""
+    await grpc.leave()
+    await gateway.path.drain(gateway.deps.settings.drain_s)
+    http.should_exit = True
+    await asyncio.wait({serving})
+    await grpc.server.stop(1.0)
+    if not serving.cancelled() and (error := serving.exception()) is not None:
+        raise error
+
+
+def _config(application: fastapi.FastAPI, table: settings.GatewaySettings) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=75,  # longer than the idle time of usual clients and proxies
+        timeout_graceful_shutdown=5,  # answers have been drained before
+    )
+
+
+@contextlib.contextmanager
+def _listen(table: settings.GatewaySettings) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in table.host else socket.AF_INET
+    try:
+        bound = socket.create_server(
+            (table.host, table.http_port),
+            family=family,
+            backlog=2048,
+            reuse_port=table.workers > 1,
+        )
+    except OSError as error:
+        raise OSError(
+            error.errno, f"[gateway] http_port {table.http_port} on {table.host}: {error.strerror}"
+        ) from error
+    with bound:
+        yield bound
+
+
+@contextlib.contextmanager
+def _signals(ending: asyncio.Event | None) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    caught = (signal.SIGTERM, signal.SIGINT) if ending is not None else ()
+    for number in caught:
+        loop.add_signal_handler(number, ending.set if ending else lambda: None)
+    try:
+        yield
+    finally:
+        for number in caught:
+            loop.remove_signal_handler(number)
+
+
+async def _first(ending: asyncio.Event, serving: "asyncio.Task[None]") -> None:
+    """Return when either the end is wanted or the HTTP server has ended by itself."""
+    wanted = asyncio.create_task(ending.wait())
+    try:
+        await asyncio.wait({wanted, serving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        wanted.cancel()
+        await asyncio.wait({wanted})
