@@ -6,10 +6,14 @@ vLLM 0.31 and 0.32 and importable only in an engine's environment; it must not k
 """
 
 import argparse
+import collections
 import contextlib
+import copy
 import functools
+import importlib
 import importlib.metadata
 import os
+import statistics
 import time as timing
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, NoReturn
@@ -23,6 +27,7 @@ from vllm.engine import arg_utils
 from vllm.entrypoints.launchers import app as launchers_app
 from vllm.entrypoints.launchers import cli_args
 from vllm.entrypoints.launchers.api_server import app_state
+from vllm.model_executor.models import registry
 from vllm.usage import usage_lib
 from vllm.utils import argparse_utils
 from vllm.v1.engine import async_llm
@@ -33,6 +38,33 @@ from engines.vllm import arguments, calls, ledger
 from scheduler.contracts import clock, fleet
 
 _BAD_REQUEST = (vllm.exceptions.VLLMClientError, vllm.exceptions.GracefulHTTPError)
+
+
+# What a replica on CPUs imports late; loaded before the fork instead, it costs each replica nothing.
+_LATE_MODULES = (
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.lora.worker_manager",
+    "vllm.model_executor.models.llama",
+    "vllm.renderers.hf",
+    "vllm.entrypoints.generate.api_router",
+    "vllm.entrypoints.openai.chat_completion.serving",
+    "vllm.entrypoints.openai.completion.serving",
+    "vllm.entrypoints.openai.responses.serving",
+    "vllm.entrypoints.serve.instrumentator.metrics",
+    "vllm.plugins.lora_resolvers.filesystem_resolver",
+    "vllm.model_executor.warmup.jit_warmup",
+    "prometheus_fastapi_instrumentator",
+    "model_hosting_container_standards.sagemaker",
+)
+
+
+def preload() -> None:
+    """Import what a replica will need, in a process that will fork; a module that has moved is no harm."""
+    if platforms.current_platform.is_cpu():
+        for name in _LATE_MODULES:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
 
 
 def version() -> str:
@@ -65,13 +97,23 @@ def parse(spec: fleet.ReplicaSpec) -> argparse.Namespace:
 
 
 class StepLog(loggers.StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped here
-    """Keeps the newest figures of the engine's steps (vLLM calls this interface unstable)."""
+    """Keeps the newest figures of the engine's steps (vLLM calls this interface unstable).
+
+    A step's time is the interval between two reports while work was running: the figure that vLLM
+    itself gives (`iteration_details.elapsed_ms`) leaves the model's own time out on CPUs.
+    """
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self.steps = 0
-        self.step_ms = 0.0
         self.kv_usage = 0.0
         self.output_tokens = 0
+        self._intervals: collections.deque[float] = collections.deque(maxlen=16)
+        self._last = 0.0
+
+    @property
+    def step_ms(self) -> float:
+        """Median of the newest steps in milliseconds, 0 before the first two."""
+        return round(statistics.median(self._intervals) * 1_000, 3) if self._intervals else 0.0
 
     def record(
         self,
@@ -82,10 +124,13 @@ class StepLog(loggers.StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped 
     ) -> None:
         """Take the figures of one step."""
         if scheduler_stats is not None:
+            now = timing.monotonic()
+            if self._last:
+                self._intervals.append(now - self._last)
+            # An engine without work takes no step: the time until its next one is not a step's.
+            self._last = now if scheduler_stats.num_running_reqs else 0.0
             self.steps += 1
             self.kv_usage = scheduler_stats.kv_cache_usage
-            if scheduler_stats.iteration_details is not None:
-                self.step_ms = scheduler_stats.iteration_details.elapsed_ms
         if iteration_stats is not None:
             self.output_tokens += iteration_stats.num_generation_tokens
 
@@ -234,11 +279,22 @@ class VllmEngine:
 
 
 def _name_adapters(models: Any, spec: fleet.ReplicaSpec) -> None:
-    """Serve each adapter under its own name too, without loading it twice."""
+    """Serve each adapter under its own name too; the weights are loaded once, since the id is the same."""
     for name in spec.adapters:
-        loaded = models.lora_requests.get(arguments.adapter_name(spec.model, name))
-        if loaded is not None and not models.is_base_model(name):
-            models.lora_requests.setdefault(name, loaded)
+        loaded = models.lora_requests[arguments.adapter_name(spec.model, name)]
+        if name not in models.lora_requests and not models.is_base_model(name):
+            alias = copy.copy(loaded)
+            alias.lora_name = name
+            models.lora_requests[name] = alias
+
+
+def _inspect_here() -> None:
+    """Let vLLM look at a model's class in this process.
+
+    It starts a second Python for that (14 s, once a machine), lest CUDA be initialised here.
+    """
+    if platforms.current_platform.is_cpu() and hasattr(registry, "_run_in_subprocess"):
+        registry._run_in_subprocess = lambda inspect: inspect()
 
 
 def _prepare_process(config: Any) -> None:
@@ -266,6 +322,7 @@ async def open_engine(
     """
     began = timing.monotonic()
     args = parse(record.spec)
+    _inspect_here()
     context = usage_lib.UsageContext.OPENAI_API_SERVER
     try:
         config = arg_utils.AsyncEngineArgs.from_cli_args(args).create_engine_config(context)

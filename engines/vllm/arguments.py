@@ -46,7 +46,7 @@ _RUNS_CODE = frozenset(
 _NEEDED = frozenset(
     {
         "disable-log-stats", "enable-prompt-tokens-details", "scheduling-policy",
-        "enable-logging-iteration-details", "skip-tokenizer-init", "max-num-queued-reqs",
+        "skip-tokenizer-init", "max-num-queued-reqs",
         "disable-frontend-multiprocessing",
     }
 )  # fmt: skip
@@ -71,7 +71,6 @@ def command_line(spec: fleet.ReplicaSpec) -> list[str]:
         f"--max-model-len={spec.max_context}",
         "--scheduling-policy=priority",
         "--enable-prompt-tokens-details",
-        "--enable-logging-iteration-details",
         "--disable-fastapi-docs",
     ]
     for raw, value in spec.engine_args.items():

@@ -2,8 +2,9 @@
 
 ``<engine environment>/bin/python -P -m engines.vllm.forkserver``; commands on stdin, events on stdout
 (`engines.forkproto`), log on stderr. Importing takes 11 to 15 s and most of a replica's memory; a forked
-replica is ready after about 2 s and shares those pages. The process stays single-threaded and runs no
-kernel, because a forked child inherits neither threads nor their locks in a usable state.
+replica is ready after 1 to 2 s and shares those pages. The process starts no thread of Python's and runs
+no kernel, because a forked child inherits neither threads nor their locks in a usable state (OpenBLAS,
+which starts threads when it is loaded, ends them before a fork itself).
 """
 
 import contextlib
@@ -280,16 +281,21 @@ def main() -> int:
     os.close(nothing)
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     began = time.monotonic()
     try:
         from engines.vllm import adapter
+
+        adapter.preload()
     except Exception as error:
         traceback.print_exc()
         _write(events, forkproto.Failed(f"{type(error).__name__}: {' '.join(str(error).split())}"))
         return 1
     gc.collect()
     gc.freeze()  # what is shared now stays untouched by the children's collections
+    # Only now: what was imported has set up logging for itself.
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", force=True
+    )
     took = round(time.monotonic() - began, 3)
     _write(events, forkproto.Ready(os.getpid(), "vllm", adapter.version(), took))
     ForkServer(commands, events).run()
