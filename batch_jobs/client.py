@@ -41,7 +41,7 @@ class HttpSender:
         self._headers = {
             "Authorization": f"Bearer {service_key}",
             "Content-Type": "application/json",
-            "X-Forebay-Tier": str(requests.Tier.BATCH),
+            "X-Forebay-Priority": str(requests.Tier.BATCH),
         }
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10.0)
         self._session: aiohttp.ClientSession | None = None
@@ -80,7 +80,7 @@ class HttpSender:
                 return verdicts.Answer(
                     status=response.status,
                     body=body,
-                    request_id=response.headers.get("X-Request-Id", ""),
+                    request_id=response.headers.get("X-Forebay-Request-Id", ""),
                     retry_after_s=_seconds(response.headers.get("Retry-After", "")),
                 )
         except aiohttp.ClientConnectorError:

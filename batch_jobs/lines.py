@@ -15,6 +15,7 @@ from scheduler.contracts import requests
 
 BOM = b"\xef\xbb\xbf"
 MAX_CUSTOM_ID = 512
+_OURS = ("forebay_priority", "forebay_deadline_ms")
 ENDPOINTS = frozenset(str(endpoint) for endpoint in requests.Endpoint)
 
 
@@ -272,6 +273,9 @@ def _body(fields: dict[str, Any], rules: Rules) -> dict[str, Any]:
         raise Refused("forbidden", f"you may not use model {json.dumps(model[:80])}")
     if body.get("stream"):
         raise Refused("invalid_body", "body.stream can't be true in a batch: leave it out")
+    for field in _OURS:
+        if field in body:
+            raise Refused("invalid_body", f"body.{field} is set by the batch job: leave it out")
     return body
 
 

@@ -7,9 +7,7 @@ failing in the middle. States change only from the state that the writer saw.
 
 import contextlib
 import dataclasses
-import fcntl
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import alembic.command
@@ -18,8 +16,9 @@ import sqlalchemy as sa
 
 from batch_jobs import model
 from batch_jobs.tables import JOBS
+from scheduler.runtime.registry import database
 
-_BUSY_MS = 30_000
+_MIGRATION_LOCK = 0x464F5242  # any number that is only ours, for pg_advisory_xact_lock
 _COUNTS = tuple(field.name for field in dataclasses.fields(model.Counts))
 
 
@@ -41,25 +40,32 @@ class Filter:
 class Store:
     """The table of batch jobs. Calls block: an event loop runs them in a thread."""
 
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
+    def __init__(self, registry: database.Database) -> None:
+        self._database = registry
 
     @contextlib.contextmanager
     def _read(self) -> Iterator[sa.Connection]:
-        with self._engine.begin() as connection:
-            yield connection
+        with self._database.read() as session:
+            yield session.connection()
 
     @contextlib.contextmanager
     def _write(self) -> Iterator[sa.Connection]:
-        with (
-            self._engine.connect().execution_options(forebay_write=True) as connection,
-            connection.begin(),
-        ):
-            yield connection
+        with self._database.write() as session:
+            yield session.connection()
+
+    def migrate(self) -> None:
+        """Bring the table up to date; processes that start together take turns."""
+        config = alembic.config.Config()
+        config.set_main_option("script_location", "batch_jobs:migrations")
+        with self._write() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+            config.attributes["connection"] = connection
+            alembic.command.upgrade(config, "head")
 
     def close(self) -> None:
         """Close the connections."""
-        self._engine.dispose()
+        self._database.close()
 
     def add(self, job: model.BatchJob, place: Callable[[int], None]) -> model.BatchJob:
         """Store a new job and return it with its id.
@@ -184,53 +190,8 @@ def _job(row: sa.RowMapping) -> model.BatchJob:
 def open_store(url: str) -> Store:
     """Open the registry at ``url`` (``sqlite:////…/registry.sqlite``, ``postgresql+psycopg://…``).
 
-    Its tables are brought up to date first.
+    The table of batch jobs is brought up to date first.
     """
-    engine = _engine(url)
-    store = Store(engine)
-    migrate(store, url)
+    store = Store(database.Database(url))
+    store.migrate()
     return store
-
-
-def migrate(store: Store, url: str) -> None:
-    """Bring the schema up to date; processes that start together take turns."""
-    config = alembic.config.Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    with _turn(url), store._write() as connection:
-        if connection.dialect.name == "postgresql":
-            connection.execute(sa.text("SELECT pg_advisory_xact_lock(7239418055)"))
-        config.attributes["connection"] = connection
-        alembic.command.upgrade(config, "head")
-
-
-@contextlib.contextmanager
-def _turn(url: str) -> Iterator[None]:
-    path = sa.make_url(url).database
-    if not url.startswith("sqlite") or not path or path == ":memory:":
-        yield
-        return
-    with Path(f"{path}.migrate").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _engine(url: str) -> sa.Engine:
-    if not url.startswith("sqlite"):
-        return sa.create_engine(url, pool_pre_ping=True)
-    engine = sa.create_engine(
-        url, connect_args={"timeout": _BUSY_MS / 1000, "check_same_thread": False}
-    )
-
-    @sa.event.listens_for(engine, "connect")
-    def _connect(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # we say BEGIN ourselves, below
-        connection.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-
-    @sa.event.listens_for(engine, "begin")
-    def _begin(connection: sa.Connection) -> None:
-        write = connection.get_execution_options().get("forebay_write")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-
-    return engine

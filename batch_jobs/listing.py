@@ -1,0 +1,119 @@
+"""fqueue's columns: squeue's format letters over jobs as the API shows them. Pure."""
+
+import datetime
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from batch_jobs import model
+from scheduler.contracts import command_line, times
+
+DEFAULT = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
+Job = Mapping[str, Any]
+_FIELD = re.compile(r"%(\.?)(\d*)(.)")
+_BY_NAME = {
+    **{state.short: state for state in model.State},
+    **{str(state): state for state in model.State},
+}
+
+
+def states(text: str) -> tuple[model.State, ...]:
+    """Read ``-t``: short or long names, any case, comma list; ``all`` is every state.
+
+    Raises:
+        command_line.CommandError: an unknown one.
+    """
+    if text.lower() == "all":
+        return tuple(model.State)
+    found = []
+    for word in text.split(","):
+        state = _BY_NAME.get(word.strip().upper())
+        if state is None:
+            known = ", ".join(f"{state.short} ({state})" for state in model.State)
+            raise command_line.CommandError(f"unknown state {word!r}: use all or {known}")
+        found.append(state)
+    return tuple(found)
+
+
+def _done(job: Job, width: int) -> str:
+    lines = job["lines"]
+    full = f"{lines['done']}/{lines['total']}"
+    if not width or len(full) <= width:
+        return full
+    return f"{100 * lines['done'] // max(1, lines['total'])}%"  # a number that is cut would lie
+
+
+def _reason(job: Job) -> str:
+    return "" if job["reason"] == model.Reason.NONE else f"({job['reason']})"
+
+
+def _left(job: Job) -> str:
+    limit = job["time_limit_s"]
+    return times.print_duration(max(0, limit - job["elapsed_s"]) if limit else None)
+
+
+class Format:
+    """A parsed format, such as `DEFAULT`.
+
+    Args:
+        text: squeue's syntax: ``%8j`` left in eight, ``%.8j`` right; longer values are cut.
+        tz: for the points in time.
+
+    Raises:
+        command_line.CommandError: an unknown letter.
+    """
+
+    def __init__(self, text: str, tz: datetime.tzinfo) -> None:
+        def point(name: str) -> Callable[[Job, int], str]:
+            return lambda job, _: times.print_point(job[name], tz).replace("Unknown", "N/A")
+
+        self._letters: dict[str, tuple[str, Callable[[Job, int], str]]] = {
+            "i": ("JOBID", lambda job, _: str(job["job_id"])),
+            "A": ("JOBID", lambda job, _: str(job["job_id"])),
+            "P": ("TIER", lambda job, _: job["tier"]),
+            "j": ("NAME", lambda job, _: job["name"]),
+            "u": ("USER", lambda job, _: job["user"]),
+            "a": ("ACCOUNT", lambda job, _: job["team"]),
+            "k": ("COMMENT", lambda job, _: job["comment"]),
+            "o": ("COMMAND", lambda job, _: job["source"]),
+            "t": ("ST", lambda job, _: model.State(job["state"]).short),
+            "T": ("STATE", lambda job, _: job["state"]),
+            "M": ("TIME", lambda job, _: times.print_duration(job["elapsed_s"])),
+            "l": ("TIME_LIMIT", lambda job, _: times.print_duration(job["time_limit_s"] or None)),
+            "L": ("TIME_LEFT", lambda job, _: _left(job)),
+            "D": ("LINES", _done),
+            "r": ("REASON", lambda job, _: job["reason"]),
+            "R": ("(REASON)", lambda job, _: _reason(job)),
+            "V": ("SUBMIT_TIME", point("submitted_us")),
+            "S": ("START_TIME", point("started_us")),
+            "e": ("END_TIME", point("ended_us")),
+        }
+        self._text = text
+        for match in _FIELD.finditer(text):
+            if match[3] not in self._letters:
+                known = " ".join(f"%{letter}" for letter in self._letters)
+                raise command_line.CommandError(f"format: unknown {match[0]!r}: use {known}")
+
+    def header(self) -> str:
+        """Return the line of column names."""
+        return self._line(lambda letter, _: self._letters[letter][0])
+
+    def row(self, job: Job) -> str:
+        """Return one job's line; control characters in names are shown as ?."""
+        text = self._line(lambda letter, width: self._letters[letter][1](job, width))
+        return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+    def _line(self, cell: Callable[[str, int], str]) -> str:
+        def fill(match: re.Match[str]) -> str:
+            width = int(match[2] or 0)
+            text = cell(match[3], width)
+            if not width:
+                return text
+            return (text.rjust if match[1] else text.ljust)(width)[:width]
+
+        return _FIELD.sub(fill, self._text).rstrip()
+
+
+def lines(jobs: Sequence[Job], form: Format, *, header: bool) -> list[str]:
+    """Return what fqueue prints."""
+    return ([form.header()] if header else []) + [form.row(job) for job in jobs]

@@ -1,0 +1,113 @@
+"""``fbatch --wait``: follows a job until it ends, with a bar on a terminal and plain lines elsewhere."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TextIO
+
+from batch_jobs import model
+from scheduler.contracts import command_line, ports
+
+_EACH_S = 0.5
+_PATIENCE = 120  # answers in a row that may fail: a gateway that restarts is no reason to give up
+
+Show = Callable[[Mapping[str, Any]], None]
+
+
+def until_done(
+    job_id: int, *, api: ports.Api, err: TextIO, pause: Callable[[float], None], quiet: bool
+) -> int:
+    """Wait for a job's end; return 0 only if every line succeeded, else 1.
+
+    Raises:
+        command_line.CommandError: the gateway did not answer for a minute.
+    """
+    failures = 0
+    with _display(err, quiet=quiet) as show:
+        while True:
+            try:
+                job = api.call("GET", f"/forebay/v1/jobs/{job_id}").json
+                failures = 0
+            except command_line.CommandError:
+                failures += 1
+                if failures >= _PATIENCE:
+                    raise
+                pause(_EACH_S)
+                continue
+            show(job)
+            if model.State(job["state"]).final:
+                break
+            pause(_EACH_S)
+    if not quiet:
+        print(summary(job), file=err)
+    good = job["state"] == model.State.COMPLETED and job["lines"]["ok"] == job["lines"]["total"]
+    return 0 if good else 1
+
+
+def summary(job: Mapping[str, Any]) -> str:
+    """Return one line on how a job ended."""
+    lines = job["lines"]
+    words = f"job {job['job_id']} {job['state']}: {lines['ok']} of {lines['total']} lines answered"
+    if lines["failed"]:
+        where = f", see {job['error_path']}" if job["error_path"] else ""
+        words += f", {lines['failed']} failed{where}"
+    if job["detail"]:
+        words += f"; {job['reason']}: {job['detail']}"
+    return words
+
+
+@contextlib.contextmanager
+def _display(err: TextIO, *, quiet: bool) -> Iterator[Show]:
+    if quiet:
+        yield lambda job: None
+    elif command_line.colour(err):
+        with _bar(err) as show:
+            yield show
+    else:
+        yield _Plain(err)
+
+
+@contextlib.contextmanager
+def _bar(err: TextIO) -> Iterator[Show]:
+    from rich import console, progress
+
+    with progress.Progress(
+        progress.TextColumn("job {task.fields[job]} {task.fields[state]}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[preempted]} preempted"),
+        console=console.Console(file=err),
+        transient=True,
+    ) as shown:
+        task = shown.add_task("", total=None, job="", state="", preempted=0)
+
+        def show(job: Mapping[str, Any]) -> None:
+            lines = job["lines"]
+            shown.update(
+                task,
+                total=lines["total"],
+                completed=lines["done"],
+                job=job["job_id"],
+                state=job["state"],
+                preempted=lines["preempted"],
+            )
+
+        yield show
+
+
+class _Plain:
+    """A line when the state changes and at each tenth of the lines."""
+
+    def __init__(self, err: TextIO) -> None:
+        self._err = err
+        self._last: tuple[str, int] | None = None
+
+    def __call__(self, job: Mapping[str, Any]) -> None:
+        lines = job["lines"]
+        now = (job["state"], 10 * lines["done"] // max(1, lines["total"]))
+        if now != self._last and not model.State(job["state"]).final:
+            print(
+                f"job {job['job_id']} {job['state']} {lines['done']}/{lines['total']}",
+                file=self._err,
+            )
+        self._last = now
