@@ -88,6 +88,8 @@ def _news(
     held: snapshot.HeldLease, job: slurm.Job | None, settings: Settings
 ) -> Iterator[actions.Action]:
     lease = held.lease
+    if not held.fresh:
+        return  # Slurm's answer is older than what we know
     if job is not None:
         event = replicas.of_job(job.state)
         if event is None or not replicas.lease_lists(lease.state, event):

@@ -59,6 +59,7 @@ class HeldLease:
         idle_s: seconds since it last had a replica that is not final.
         absent_polls: polls of Slurm in a row, begun after the lease was asked for, without its job.
         leaving: why its agent is leaving, or "".
+        fresh: whether Slurm's newest answer is younger than the lease's state.
     """
 
     lease: fleet.Lease
@@ -68,6 +69,7 @@ class HeldLease:
     idle_s: float = 0.0
     absent_polls: int = 0
     leaving: str = ""
+    fresh: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,0 +1,262 @@
+"""The one place where a plan takes effect: checks each action against newer state, acts, records.
+
+The registry is written first, then the live picture, then agents hear of it: a broker that dies in
+between leaves a wish that the next one carries out.
+"""
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from scheduler.contracts import clock, fleet, ids, slurm
+from scheduler.core import actions, plan, replicas, snapshot
+from scheduler.runtime import entries, lease_acts, live, settings, writer
+from scheduler.runtime.registry import store
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one action: `outcome` is `done`, or `skipped: …` with the reason."""
+
+    action: actions.Action
+    outcome: str
+
+
+class Applier:
+    """Applies plans; see the module."""
+
+    def __init__(
+        self,
+        picture: live.Live,
+        registry: store.Registry,
+        port: slurm.SlurmPort,
+        renderer: lease_acts.LeaseRenderer,
+        options: settings.Settings,
+        time: clock.Clock,
+    ) -> None:
+        self._live = picture
+        self._registry = registry
+        self._options = options
+        self._time = time
+        self._writes = writer.Writer(picture, registry)
+        self._leases = lease_acts.LeaseActs(picture, self._writes, port, renderer, options, time)
+        self._handlers: dict[type, Callable[[Any], Coroutine[Any, Any, None]]] = {
+            actions.RequestLease: self._leases.request_lease,
+            actions.AdoptLease: self._leases.adopt_lease,
+            actions.FollowLease: self._leases.follow_lease,
+            actions.CloseLease: self._leases.close_lease,
+            actions.CancelJob: self._leases.cancel_job,
+            actions.StartReplica: self._start_replica,
+            actions.AdoptReplica: self._adopt_replica,
+            actions.StopReplica: self._stop_replica,
+            actions.SetRole: self._set_role,
+            actions.MarkLost: self._mark_lost,
+            actions.CloseSlot: self._close_slot,
+            actions.Quarantine: self._quarantine,
+        }
+
+    async def apply(self, made: plan.Plan) -> tuple[Result, ...]:
+        """Apply a plan's actions in order.
+
+        Raises:
+            database.Fenced: another broker leads.
+            sqlalchemy.exc.SQLAlchemyError: the registry does not answer; what was not written has
+                not happened and is planned again.
+        """
+        results: list[Result] = []
+        for action in made.actions:
+            try:
+                await self._handlers[type(action)](action)
+            except writer.Stale as stale:
+                results.append(Result(action, f"skipped: {stale}"))
+                continue
+            log.info("%s: %s", type(action).__name__, describe(action))
+            results.append(Result(action, "done"))
+        self._live.ladder_memory = made.ladder_memory
+        return tuple(results)
+
+    async def flush(self) -> None:
+        """Write down what reports have changed since the last flush."""
+        picture = self._live
+        found = list(picture.news_replicas.values())
+        slots = list(picture.news_slots.values())
+        leases = list(picture.news_leases.values())
+        if not (found or slots or leases):
+            return
+        for lease in leases:
+            await self._writes.save_lease(lease)
+        await asyncio.to_thread(
+            self._registry.holdings.save_news,
+            picture.epoch,
+            found,
+            slots,
+            self._time.wall_us(),
+        )
+        # Only what was written is forgotten: more may have come in meanwhile.
+        for replica in found:
+            if picture.news_replicas.get(replica.replica_id) is replica:
+                del picture.news_replicas[replica.replica_id]
+        for slot in slots:
+            if picture.news_slots.get(slot.slot_id) is slot:
+                del picture.news_slots[slot.slot_id]
+        for lease in leases:
+            if picture.news_leases.get(lease.lease_id) is lease:
+                del picture.news_leases[lease.lease_id]
+
+    async def settle(self) -> None:
+        """Wait until every call to Slurm that was begun has ended."""
+        await self._leases.settle()
+
+    async def _start_replica(self, action: actions.StartReplica) -> None:
+        entry = self._writes.lease(action.lease_id)
+        if entry.lease.state is not fleet.LeaseState.RUNNING or entry.leaving:
+            raise writer.Stale(f"lease {action.lease_id} is {entry.leaving or entry.lease.state}")
+        slot = self._slot_for(entry, action)
+        now = self._time.monotonic()
+        known = entries.ReplicaEntry(
+            replica=fleet.Replica(
+                replica_id=ids.ReplicaId(ids.short_id("r")),
+                cluster=self._live.cluster,
+                lease_id=action.lease_id,
+                slot_id=slot.slot_id,
+                slurm_job_id=entry.lease.slurm_job_id,
+                node=entry.lease.nodes[0] if entry.lease.nodes else "",
+                spec=action.spec,
+                state=fleet.ReplicaState.STARTING,
+                role=action.role,
+                reason=action.reason,
+            ),
+            run=True,
+            wanted_role=action.role,
+            drain_s=self._options.drain_s,
+            ordered=now,
+            revision=entry.revision + 1,
+            created_us=self._time.wall_us(),
+        )
+        await self._writes.wish(entry, slot=slot, known=known)
+        entry.slots[slot.slot_id] = slot
+        self._live.replicas[known.replica.replica_id] = known
+        self._live.touch()
+
+    def _slot_for(self, entry: entries.LeaseEntry, action: actions.StartReplica) -> snapshot.Slot:
+        """Return the slot for a replica, after checking that its GPUs are free."""
+        occupied = {known.replica.slot_id for known in self._live.replicas.values()}
+        if action.slot_id is not None:
+            slot = entry.slots.get(action.slot_id)
+            if slot is None or slot.close or slot.state.final or slot.slot_id in occupied:
+                raise writer.Stale(f"slot {action.slot_id} is not free any more")
+            return slot
+        taken = sum(slot.gpus for slot in entry.slots.values() if not slot.state.final)
+        if taken + action.spec.gpus > entry.lease.gpus:
+            raise writer.Stale(f"lease {action.lease_id} has {entry.lease.gpus - taken} GPUs left")
+        numbers = [int(slot_id.rsplit(".s", 1)[1]) for slot_id in entry.slots]
+        return snapshot.Slot(
+            slot_id=ids.SlotId(f"{action.lease_id}.s{max(numbers, default=-1) + 1}"),
+            lease_id=action.lease_id,
+            gpus=action.spec.gpus,
+            cpus=self._options.slot_cpus,
+        )
+
+    async def _adopt_replica(self, action: actions.AdoptReplica) -> None:
+        slot, replica = action.stranger.slot, action.stranger.replica
+        entry = self._writes.lease(replica.lease_id)
+        if replica.replica_id in self._live.replicas:
+            raise writer.Stale("it is known by now")
+        known = entries.ReplicaEntry(
+            replica=replica,
+            run=True,
+            wanted_role=replica.role,
+            drain_s=self._options.drain_s,
+            ordered=self._time.monotonic(),
+            revision=entry.revision + 1,
+            created_us=self._time.wall_us(),
+        )
+        slot = entry.slots.get(slot.slot_id, slot)
+        await self._writes.wish(entry, slot=slot, known=known)
+        entry.slots[slot.slot_id] = slot
+        entry.strangers = tuple(
+            stranger
+            for stranger in entry.strangers
+            if stranger.replica.replica_id != replica.replica_id
+        )
+        self._live.replicas[replica.replica_id] = known
+        self._live.touch()
+
+    async def _stop_replica(self, action: actions.StopReplica) -> None:
+        known = self._writes.replica(action.replica_id)
+        if not known.run:
+            raise writer.Stale("it is stopping by now")
+        changed = dataclasses.replace(known, run=False, drain_s=action.drain_s)
+        changed.replica = dataclasses.replace(known.replica, reason=action.reason)
+        await self._writes.wish(self._writes.lease(known.replica.lease_id), known=changed)
+        # Nothing but this applier changes wishes, but reports may have come in meanwhile.
+        known.run, known.drain_s = False, action.drain_s
+        if action.failed:
+            spec = known.replica.spec
+            self._live.fail((spec.model, spec.version), self._time.monotonic(), action.reason)
+        self._live.touch()
+
+    async def _set_role(self, action: actions.SetRole) -> None:
+        known = self._writes.replica(action.replica_id)
+        if known.wanted_role is action.role:
+            raise writer.Stale("it has that role by now")
+        changed = dataclasses.replace(known, wanted_role=action.role)
+        await self._writes.wish(self._writes.lease(known.replica.lease_id), known=changed)
+        known.wanted_role = action.role
+        self._live.touch()
+
+    async def _mark_lost(self, action: actions.MarkLost) -> None:
+        self._writes.replica(action.replica_id)
+        self._live.finish(action.replica_id, replicas.ReplicaEvent.VANISHED, action.reason)
+
+    async def _close_slot(self, action: actions.CloseSlot) -> None:
+        entry = self._writes.lease(action.lease_id)
+        slot = entry.slots.get(action.slot_id)
+        occupied = {known.replica.slot_id for known in self._live.replicas.values()}
+        if slot is None or slot.close or slot.state.final or slot.slot_id in occupied:
+            raise writer.Stale(f"slot {action.slot_id} is not empty and open any more")
+        closed = dataclasses.replace(slot, close=True)
+        await self._writes.wish(entry, slot=closed)
+        entry.slots[slot.slot_id] = dataclasses.replace(entry.slots[slot.slot_id], close=True)
+        self._live.touch()
+
+    async def _quarantine(self, action: actions.Quarantine) -> None:
+        await asyncio.to_thread(
+            self._registry.catalog.quarantine,
+            self._live.epoch,
+            action.model,
+            action.version,
+            action.until_us,
+            action.reason,
+        )
+        self._live.failures.pop((action.model, action.version), None)
+        self._live.deployments = tuple(
+            dataclasses.replace(
+                deployment,
+                quarantined_until_us=action.until_us,
+                quarantine_reason=action.reason,
+            )
+            if deployment.key == (action.model, action.version)
+            else deployment
+            for deployment in self._live.deployments
+        )
+
+
+def describe(action: actions.Action) -> str:
+    """Return one line: what an action is about, and why."""
+    parts: list[str] = []
+    for field in dataclasses.fields(action):
+        value = getattr(action, field.name)
+        if isinstance(value, slurm.Job):
+            parts.append(f"job={value.job_id}")
+        elif isinstance(value, fleet.ReplicaSpec):
+            parts.append(f"model={value.model} version={value.version}")
+        elif isinstance(value, snapshot.Stranger):
+            parts.append(f"replica_id={value.replica.replica_id}")
+        elif field.name != "reason" and value is not None:
+            parts.append(f"{field.name}={value}")
+    return f"{' '.join(parts)}: {action.reason}"

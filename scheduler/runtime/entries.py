@@ -1,0 +1,77 @@
+"""What the leader keeps of each lease and replica, and the bell that tells of changes."""
+
+import asyncio
+import dataclasses
+
+from scheduler.contracts import fleet, ids
+from scheduler.core import snapshot
+from scheduler.runtime.registry import holdings
+
+
+class Bell:
+    """Wakes everybody who waits for a change."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wake who waits now."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Return at the next `ring`."""
+        await self._event.wait()
+
+
+@dataclasses.dataclass(slots=True)
+class LeaseEntry:
+    """A lease, and what is known of its agent; see `snapshot.HeldLease`."""
+
+    lease: fleet.Lease
+    since: float
+    revision: int = 0
+    slots: dict[ids.SlotId, snapshot.Slot] = dataclasses.field(default_factory=dict)
+    idle_since: float = 0.0
+    absent_polls: int = 0
+    submitting: bool = False
+    seen: float | None = None
+    acked: int = -1
+    leaving: str = ""
+    strangers: tuple[snapshot.Stranger, ...] = ()
+    connection: object | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class ReplicaEntry:
+    """A replica that is not final, and what is wanted of it; see `snapshot.KnownReplica`."""
+
+    replica: fleet.Replica
+    run: bool
+    wanted_role: fleet.Role
+    drain_s: float
+    ordered: float
+    revision: int
+    created_us: int
+    drain_asked: bool = False
+    stats_at: float | None = None
+    missing_since: float | None = None
+
+    def row(self) -> holdings.ReplicaRow:
+        """Return what the registry keeps of it."""
+        return holdings.ReplicaRow(
+            self.replica,
+            self.run,
+            self.wanted_role,
+            self.drain_s,
+            self.drain_asked,
+            self.created_us,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pauses:
+    """How long a start is put off after a failure."""
+
+    first_s: float
+    most_s: float

@@ -1,0 +1,209 @@
+"""What is done about leases: asked of Slurm, adopted, followed, given back, cancelled.
+
+Calls to Slurm run beside the tick, one task for each, so that a slow controller delays no role change.
+"""
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from scheduler.contracts import clock, fleet, ids, slurm
+from scheduler.core import actions, backoff, replicas
+from scheduler.runtime import entries, live, settings, writer
+
+log = logging.getLogger(__name__)
+LeaseRenderer = Callable[[fleet.Lease], slurm.JobSpec]
+LEASE_PAUSES = 12  # the longest pause between asks is so many times the first
+
+
+class LeaseActs:
+    """The applier's hands for leases."""
+
+    def __init__(
+        self,
+        picture: live.Live,
+        writes: writer.Writer,
+        port: slurm.SlurmPort,
+        renderer: LeaseRenderer,
+        options: settings.Settings,
+        time: clock.Clock,
+    ) -> None:
+        self._live = picture
+        self._writes = writes
+        self._port = port
+        self._renderer = renderer
+        self._options = options
+        self._time = time
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def settle(self) -> None:
+        """Wait until every call to Slurm that was begun has ended."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    async def request_lease(self, action: actions.RequestLease) -> None:
+        """Write a lease down, then submit its job."""
+        options = self._options
+        lease = fleet.Lease(
+            lease_id=ids.LeaseId(ids.short_id("l")),
+            cluster=self._live.cluster,
+            kind=action.kind,
+            team=options.lease_team,
+            state=fleet.LeaseState.REQUESTED,
+            gpus=action.gpus,
+            gres_type=options.lease_gres_type,
+            partition=options.lease_partition,
+            walltime_s=options.lease_walltime_s,
+            requested_us=self._time.wall_us(),
+            reason=action.reason,
+        )
+        await self._writes.save_lease(lease)
+        now = self._time.monotonic()
+        self._live.leases[lease.lease_id] = entries.LeaseEntry(
+            lease, since=now, idle_since=now, submitting=True
+        )
+        self._begin(self._submit(lease))
+
+    async def _submit(self, lease: fleet.Lease) -> None:
+        """Submit a lease's job; what came of it is written to the lease."""
+        try:
+            spec = self._renderer(lease)
+            sent = await asyncio.to_thread(self._port.submit, spec)
+        except (slurm.SubmitUncertain, slurm.SlurmTimeout, slurm.SlurmGarbled) as error:
+            # It may be in Slurm's queue: the planner finds it by its stamp, or gives it up.
+            log.warning("lease %s: submission uncertain: %s", lease.lease_id, error)
+            changed = dataclasses.replace(lease, reason=f"submission uncertain: {error}")
+        except slurm.SlurmError as error:
+            changed = self._refused(lease, str(error))
+        except Exception as error:
+            # A fault of the script's renderer must not leave the lease waiting for ever.
+            log.exception("lease %s: its script could not be made", lease.lease_id)
+            changed = self._refused(lease, f"its script could not be made: {error}")
+        else:
+            changed = dataclasses.replace(
+                lease,
+                state=replicas.lease_after(lease.state, replicas.LeaseEvent.QUEUED),
+                slurm_job_id=sent.job_id,
+                reason="submitted",
+            )
+        await self._submitted(lease.lease_id, changed)
+
+    async def _submitted(self, lease_id: ids.LeaseId, changed: fleet.Lease) -> None:
+        entry = self._live.leases.get(lease_id)
+        if entry is None:
+            return
+        entry.submitting = False
+        if entry.lease.state is not fleet.LeaseState.REQUESTED:
+            # Its agent was faster than the answer: keep the state, take the job id.
+            changed = dataclasses.replace(entry.lease, slurm_job_id=changed.slurm_job_id)
+        self._live.change_lease(changed, self._time.monotonic())
+        self._live.news_leases[lease_id] = changed
+
+    def _refused(self, lease: fleet.Lease, why: str) -> fleet.Lease:
+        log.warning("lease %s refused: %s", lease.lease_id, why)
+        self._pause_leases(why)
+        return dataclasses.replace(
+            lease,
+            state=replicas.lease_after(lease.state, replicas.LeaseEvent.ENDED),
+            ended_us=self._time.wall_us(),
+            reason=why,
+        )
+
+    def _pause_leases(self, why: str) -> None:
+        first = self._options.lease_backoff_s
+        self._live.lease_pause = backoff.failed(
+            self._live.lease_pause,
+            self._time.monotonic(),
+            why,
+            first_s=first,
+            most_s=first * LEASE_PAUSES,
+        )
+
+    async def adopt_lease(self, action: actions.AdoptLease) -> None:
+        """Take a running job that bears our stamp."""
+        job = action.job
+        stamp = job.stamp
+        if stamp is None or stamp.lease_id in self._live.leases:
+            raise writer.Stale("it is known by now")
+        event = replicas.of_job(job.state) or replicas.LeaseEvent.RAN
+        lease = fleet.Lease(
+            lease_id=stamp.lease_id,
+            cluster=stamp.cluster,
+            kind=fleet.LeaseKind(stamp.kind),
+            team=stamp.team,
+            state=replicas.lease_after(fleet.LeaseState.REQUESTED, event),
+            gpus=job.gpus or 0,
+            partition=job.partition,
+            slurm_job_id=job.job_id,
+            nodes=job.nodes,
+            walltime_s=job.time_limit_s,
+            requested_us=job.submitted_us,
+            started_us=job.started_us,
+            reason=action.reason,
+        )
+        await self._writes.save_lease(lease)
+        now = self._time.monotonic()
+        self._live.leases[lease.lease_id] = entries.LeaseEntry(lease, since=now, idle_since=now)
+        self._live.touch()
+
+    async def follow_lease(self, action: actions.FollowLease) -> None:
+        """Write down what Slurm says of a lease."""
+        entry = self._writes.lease(action.lease_id)
+        lease = entry.lease
+        try:
+            state = replicas.lease_after(lease.state, action.event)
+        except replicas.UnlistedEvent as error:
+            raise writer.Stale(str(error)) from error
+        job = action.job
+        changed = dataclasses.replace(lease, state=state, reason=action.reason)
+        if job is not None:
+            changed = dataclasses.replace(
+                changed,
+                slurm_job_id=job.job_id,
+                nodes=job.nodes or lease.nodes,
+                started_us=job.started_us or lease.started_us,
+            )
+        if state is fleet.LeaseState.ENDED:
+            ended_us = job.ended_us if job is not None and job.ended_us else self._time.wall_us()
+            changed = dataclasses.replace(changed, ended_us=ended_us)
+            if entry.seen is None and lease.state is not fleet.LeaseState.CLOSING:
+                self._pause_leases(f"lease {lease.lease_id} ended before its agent came")
+        await self._writes.save_lease(changed)
+        if state is fleet.LeaseState.RUNNING:
+            entry.idle_since = self._time.monotonic()
+        self._live.change_lease(changed, self._time.monotonic())
+
+    async def close_lease(self, action: actions.CloseLease) -> None:
+        """Tell a lease's agent to close everything and leave."""
+        entry = self._writes.lease(action.lease_id)
+        if not replicas.lease_lists(entry.lease.state, replicas.LeaseEvent.CLOSED):
+            raise writer.Stale(f"it is {entry.lease.state}")
+        changed = dataclasses.replace(
+            entry.lease, state=fleet.LeaseState.CLOSING, reason=action.reason
+        )
+        await self._writes.save_lease(changed)
+        await self._writes.wish(entry)
+        self._live.change_lease(changed, self._time.monotonic())
+
+    async def cancel_job(self, action: actions.CancelJob) -> None:
+        """Cancel a lease's job."""
+        self._live.cancels[action.job_id] = self._time.monotonic()
+        self._begin(self._cancel(action.job_id))
+
+    async def _cancel(self, job_id: ids.SlurmJobId) -> None:
+        try:
+            await asyncio.to_thread(self._port.cancel, job_id)
+        except slurm.SlurmError as error:
+            log.warning("job %s: cancel failed, asked again later: %s", job_id, error)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a call to Slurm failed in an unforeseen way", exc_info=task.exception())

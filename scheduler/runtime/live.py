@@ -1,0 +1,361 @@
+"""What the leading broker knows now: the registry's memory merged with what agents and Slurm say.
+
+Owned by the event loop: only the applier changes wishes, only reports and polls change facts. It
+decides nothing; a snapshot of it goes to the planner.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+
+from scheduler.contracts import fleet, ids, slurm
+from scheduler.contracts.v1 import control_pb2 as pb
+from scheduler.core import backoff, ladder, replicas, snapshot
+from scheduler.runtime import entries, wire
+from scheduler.runtime.registry import holdings
+
+log = logging.getLogger(__name__)
+GONE_KEPT = 10_000  # replicas that have ended and that a late report may still name
+
+
+class Live:
+    """The leader's picture.
+
+    Attributes:
+        bell: rings with every change that a gateway or an agent should hear of.
+        settled: false while a new leader waits for agents to come back.
+    """
+
+    def __init__(self, epoch: int, cluster: str, pauses: entries.Pauses, now: float) -> None:
+        self.epoch = epoch
+        self.cluster = cluster
+        self.pauses = pauses
+        self.started = now
+        self.settled = False
+        self.bell = entries.Bell()
+        # Revisions of one epoch start above every revision of the epochs before.
+        self.revision = epoch << 32
+        self.leases: dict[ids.LeaseId, entries.LeaseEntry] = {}
+        self.replicas: dict[ids.ReplicaId, entries.ReplicaEntry] = {}
+        self.gone: dict[ids.ReplicaId, None] = {}
+        self.ended: set[ids.LeaseId] = set()
+        self.cancels: dict[ids.SlurmJobId, float] = {}
+        self.deployments: tuple[snapshot.Deployment, ...] = ()
+        self.routes: Mapping[str, fleet.Route] = {}
+        self.demand: dict[str, tuple[float, dict[str, fleet.Demand]]] = {}
+        self.failures: dict[tuple[str, str], backoff.Failures] = {}
+        self.lease_pause = backoff.Failures()
+        self.ladder_memory: Mapping[str, ladder.Memory] = {}
+        self.jobs: tuple[slurm.Job, ...] | None = None
+        self.nodes: tuple[slurm.Node, ...] = ()
+        self.polls = 0
+        self.polled = float("-inf")
+        self.news_replicas: dict[ids.ReplicaId, fleet.Replica] = {}
+        self.news_slots: dict[ids.SlotId, snapshot.Slot] = {}
+        self.news_leases: dict[ids.LeaseId, fleet.Lease] = {}
+
+    def restore(self, held: holdings.Held, now: float) -> None:
+        """Take up what the registry says is open."""
+        for lease in held.leases:
+            self.leases[lease.lease_id] = entries.LeaseEntry(
+                lease, since=now, revision=held.revisions[lease.lease_id], idle_since=now
+            )
+        for slot in held.slots:
+            self.leases[slot.lease_id].slots[slot.slot_id] = slot
+        for row in held.replicas:
+            self.replicas[row.replica.replica_id] = entries.ReplicaEntry(
+                replica=row.replica,
+                run=row.run,
+                wanted_role=row.wanted_role,
+                drain_s=row.drain_s,
+                ordered=now,
+                revision=held.revisions.get(row.replica.lease_id, 0),
+                created_us=row.created_us,
+                drain_asked=row.drain_asked,
+            )
+        self.ended |= held.ended
+
+    def touch(self) -> None:
+        """Note a change and wake who waits for one."""
+        self.revision += 1
+        self.bell.ring()
+
+    def absorb_poll(
+        self,
+        jobs: tuple[slurm.Job, ...] | None,
+        nodes: tuple[slurm.Node, ...],
+        began: float,
+    ) -> None:
+        """Take Slurm's answer to a poll that began at ``began``; None: it did not answer."""
+        self.jobs = jobs
+        if jobs is None:
+            return
+        self.polls += 1
+        self.polled = began
+        self.nodes = nodes
+        named = {job.job_id for job in jobs}
+        stamped = {job.stamp.lease_id for job in jobs if job.stamp is not None}
+        for entry in self.leases.values():
+            lease = entry.lease
+            if ids.SlurmJobId(lease.slurm_job_id) in named or lease.lease_id in stamped:
+                entry.absent_polls = 0
+            elif not entry.submitting and began > entry.since:
+                entry.absent_polls += 1
+
+    def absorb_report(self, report: pb.LeaseReport, now: float) -> bool:
+        """Merge an agent's report; return whether its lease is known here."""
+        entry = self.leases.get(ids.LeaseId(report.lease_id))
+        if entry is None:
+            return False
+        before = (entry.leaving, entry.seen is None, len(entry.strangers))
+        if entry.seen is None:
+            self.lease_pause = backoff.Failures()  # leases do come up
+        entry.seen = now
+        # A revision counts only if it is of this leader: the ones before began elsewhere.
+        entry.acked = report.revision if report.epoch == self.epoch else -1
+        entry.leaving = report.closing
+        self._prove_running(entry, report, now)
+        entry.strangers = self._strangers(entry, report)
+        changed = self._merge_slots(entry, report)
+        changed |= self._merge_replicas(entry, report, now)
+        if changed or before != (entry.leaving, False, len(entry.strangers)):
+            self.touch()
+        return True
+
+    def absorb_demand(self, gateway_id: str, demand: dict[str, fleet.Demand], now: float) -> None:
+        """Take what a gateway has waiting."""
+        self.demand[gateway_id] = (now, demand)
+
+    def forget_gateway(self, gateway_id: str) -> None:
+        """A gateway has left."""
+        self.demand.pop(gateway_id, None)
+
+    def change_lease(self, lease: fleet.Lease, now: float) -> None:
+        """Put a lease's newer record in place."""
+        entry = self.leases[lease.lease_id]
+        if entry.lease.state is not lease.state:
+            entry.since = now
+            entry.absent_polls = 0
+        entry.lease = lease
+        if lease.state is fleet.LeaseState.ENDED:
+            del self.leases[lease.lease_id]
+            self.ended.add(lease.lease_id)
+        self.touch()
+
+    def finish(self, replica_id: ids.ReplicaId, event: replicas.ReplicaEvent, reason: str) -> None:
+        """Let a replica end by ``event``."""
+        entry = self.replicas[replica_id]
+        state = replicas.replica_after(entry.replica.state, event)
+        self._remove(dataclasses.replace(entry.replica, state=state, reason=reason))
+        self.touch()
+
+    def fail(self, key: tuple[str, str], now: float, reason: str) -> None:
+        """Count a failed start."""
+        before = self.failures.get(key, backoff.Failures())
+        self.failures[key] = backoff.failed(
+            before, now, reason, first_s=self.pauses.first_s, most_s=self.pauses.most_s
+        )
+
+    def desired(self, lease_id: ids.LeaseId) -> pb.LeaseDesired | None:
+        """Return what should be in a lease; None while that is not known yet."""
+        entry = self.leases.get(lease_id)
+        if entry is None or entry.strangers:
+            return None
+        slots = {
+            slot.slot_id: pb.SlotDesired(
+                epoch=self.epoch,
+                slot_id=slot.slot_id,
+                gpus=slot.gpus,
+                cpus=slot.cpus,
+                close=slot.close,
+            )
+            for slot in entry.slots.values()
+            if not slot.state.final
+        }
+        for known in self.replicas.values():
+            if known.replica.slot_id in slots:
+                slots[known.replica.slot_id].replicas.append(
+                    pb.ReplicaDesired(
+                        replica_id=known.replica.replica_id,
+                        spec=wire.spec_to_pb(known.replica.spec),
+                        role=known.wanted_role.value,
+                        run=known.run,
+                        drain_s=known.drain_s,
+                    )
+                )
+        return pb.LeaseDesired(
+            epoch=self.epoch,
+            revision=entry.revision,
+            lease_id=lease_id,
+            slots=slots.values(),
+            close=entry.lease.state is fleet.LeaseState.CLOSING,
+        )
+
+    def _prove_running(self, entry: entries.LeaseEntry, report: pb.LeaseReport, now: float) -> None:
+        """An agent's word proves that its lease runs, before Slurm is polled again."""
+        lease = entry.lease
+        if not replicas.lease_lists(lease.state, replicas.LeaseEvent.RAN):
+            return
+        entry.since = now
+        entry.absent_polls = 0
+        entry.lease = dataclasses.replace(
+            lease,
+            state=replicas.lease_after(lease.state, replicas.LeaseEvent.RAN),
+            slurm_job_id=lease.slurm_job_id or report.slurm_job_id,
+            nodes=lease.nodes or ((report.node,) if report.node else ()),
+            started_us=lease.started_us or report.started_us,
+            reason="its agent has come",
+        )
+        self.news_leases[lease.lease_id] = entry.lease
+
+    def _strangers(
+        self, entry: entries.LeaseEntry, report: pb.LeaseReport
+    ) -> tuple[snapshot.Stranger, ...]:
+        found: list[snapshot.Stranger] = []
+        for slot in report.slots:
+            for item in slot.replicas:
+                replica_id = ids.ReplicaId(item.replica_id)
+                if replica_id in self.replicas or replica_id in self.gone:
+                    continue
+                state = fleet.ReplicaState(item.state)
+                if replicas.replica_final(state):
+                    continue
+                found.append(
+                    snapshot.Stranger(
+                        snapshot.Slot(
+                            ids.SlotId(slot.slot_id),
+                            entry.lease.lease_id,
+                            slot.gpus,
+                            state=replicas.SlotState(slot.state),
+                        ),
+                        _from_report(entry.lease, slot, item),
+                    )
+                )
+        return tuple(found)
+
+    def _merge_slots(self, entry: entries.LeaseEntry, report: pb.LeaseReport) -> bool:
+        states = {ids.SlotId(slot.slot_id): replicas.SlotState(slot.state) for slot in report.slots}
+        changed = False
+        for slot_id, slot in entry.slots.items():
+            state = states.get(slot_id, slot.state)
+            if slot_id not in states and entry.acked >= entry.revision:
+                # Its agent has read that it should be there, or be closed, and does not have it.
+                if slot.close:
+                    state = replicas.SlotState.CLOSED
+                elif slot.state is not replicas.SlotState.STARTING:
+                    state = replicas.SlotState.LOST
+            if state is slot.state or slot.state.final:
+                continue
+            entry.slots[slot_id] = dataclasses.replace(slot, state=state)
+            self.news_slots[slot_id] = entry.slots[slot_id]
+            changed = True
+        return changed
+
+    def _merge_replicas(
+        self, entry: entries.LeaseEntry, report: pb.LeaseReport, now: float
+    ) -> bool:
+        changed = False
+        named: set[ids.ReplicaId] = set()
+        for slot in report.slots:
+            for item in slot.replicas:
+                replica_id = ids.ReplicaId(item.replica_id)
+                named.add(replica_id)
+                known = self.replicas.get(replica_id)
+                if known is not None and known.replica.lease_id == entry.lease.lease_id:
+                    changed |= self._merge_replica(known, entry.lease, slot, item, now)
+        for replica_id, known in self.replicas.items():
+            if known.replica.lease_id != entry.lease.lease_id:
+                continue
+            if replica_id in named or entry.acked < known.revision:
+                known.missing_since = None
+            elif known.missing_since is None:
+                known.missing_since = now
+        return changed
+
+    def _merge_replica(
+        self,
+        known: entries.ReplicaEntry,
+        lease: fleet.Lease,
+        slot: pb.SlotReport,
+        item: pb.ReplicaReport,
+        now: float,
+    ) -> bool:
+        """Take one replica's report; return whether anything about it is new."""
+        before = known.replica
+        after = _from_report(lease, slot, item, spec=before.spec)
+        if after.state is not before.state:
+            event = replicas.reported(after.state)
+            try:
+                if event is None:
+                    raise replicas.UnlistedEvent(f"it is {before.state} and reported as starting")
+                after = dataclasses.replace(
+                    after, state=replicas.replica_after(before.state, event)
+                )
+            except replicas.UnlistedEvent as error:
+                log.warning("replica %s: report ignored: %s", before.replica_id, error)
+                return False
+            self._judge(known, after, now)
+        if after.stats is not None and (
+            before.stats is None or after.stats.at_us != before.stats.at_us
+        ):
+            known.stats_at = now
+        if replicas.replica_final(after.state):
+            self._remove(after)
+            return True
+        known.replica = after
+        if after.state is not before.state:
+            self.news_replicas[after.replica_id] = after
+        return after != before
+
+    def _judge(self, known: entries.ReplicaEntry, after: fleet.Replica, now: float) -> None:
+        """Count failed starts, and forget them once a replica serves."""
+        key = (after.spec.model, after.spec.version)
+        if after.state is fleet.ReplicaState.SERVING:
+            self.failures.pop(key, None)
+        if not replicas.replica_final(after.state) or not known.run:
+            return
+        started = known.replica.state not in {
+            fleet.ReplicaState.STARTING,
+            fleet.ReplicaState.WARM,
+        }
+        reason = after.reason or f"replica {after.replica_id} ended as {after.state}"
+        if started:
+            # It did come up: try again after the first pause, without a step towards quarantine.
+            self.failures[key] = backoff.Failures(0, now + self.pauses.first_s, reason)
+        else:
+            self.fail(key, now, reason)
+
+    def _remove(self, replica: fleet.Replica) -> None:
+        entry = self.replicas.pop(replica.replica_id)
+        held = self.leases.get(entry.replica.lease_id)
+        if held is not None:
+            held.revision += 1
+        self.gone[replica.replica_id] = None
+        if len(self.gone) > GONE_KEPT:
+            del self.gone[next(iter(self.gone))]
+        self.news_replicas[replica.replica_id] = replica
+
+
+def _from_report(
+    lease: fleet.Lease,
+    slot: pb.SlotReport,
+    item: pb.ReplicaReport,
+    spec: fleet.ReplicaSpec | None = None,
+) -> fleet.Replica:
+    return fleet.Replica(
+        replica_id=ids.ReplicaId(item.replica_id),
+        cluster=lease.cluster,
+        lease_id=lease.lease_id,
+        slot_id=ids.SlotId(slot.slot_id),
+        slurm_job_id=lease.slurm_job_id,
+        node=slot.node or (lease.nodes[0] if lease.nodes else ""),
+        spec=wire.spec_from_pb(item.spec) if spec is None else spec,
+        state=fleet.ReplicaState(item.state),
+        role=fleet.Role(item.role or fleet.Role.SHARED),
+        address=item.address,
+        incarnation=item.incarnation,
+        secret_file=item.secret_file,
+        stats=wire.stats_from_pb(item.stats) if item.HasField("stats") else None,
+        reason=item.reason,
+        phases_s=dict(item.phases_s),
+    )

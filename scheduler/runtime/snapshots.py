@@ -1,0 +1,174 @@
+"""Takes the picture that a plan is made from, and polls Slurm for it."""
+
+import asyncio
+import logging
+
+from scheduler.contracts import clock, fleet, ids, slurm
+from scheduler.core import snapshot
+from scheduler.runtime import live, settings, wire
+
+log = logging.getLogger(__name__)
+HURRY_S = 0.5  # between polls while a lease is on its way in or out
+
+
+class Poller:
+    """Asks Slurm for all jobs and nodes, one poll at a time, in a thread, never in the tick's way.
+
+    Attributes:
+        error: why the last poll got no answer, "" if it did.
+    """
+
+    def __init__(
+        self, port: slurm.SlurmPort, picture: live.Live, time: clock.Clock, every_s: float
+    ) -> None:
+        self._port = port
+        self._live = picture
+        self._time = time
+        self._every_s = every_s
+        self._due = float("-inf")
+        self._running: asyncio.Task[None] | None = None
+        self.error = ""
+
+    def kick(self) -> None:
+        """Start a poll if one is due and none is under way."""
+        if self._running is not None and not self._running.done():
+            return
+        if self._time.monotonic() >= self._due:
+            self._running = asyncio.create_task(self.poll())
+
+    def soon(self) -> None:
+        """Make the next poll due now: something in Slurm has just changed."""
+        self._due = float("-inf")
+
+    async def poll(self) -> None:
+        """Ask once and give the answer to the live picture."""
+        began = self._time.monotonic()
+        self._due = began + (min(HURRY_S, self._every_s) if self._hurry() else self._every_s)
+        try:
+            jobs, nodes = await asyncio.to_thread(self._ask)
+        except slurm.SlurmError as error:
+            if not self.error:
+                log.warning("Slurm does not answer, leases are left as they are: %s", error)
+            self.error = str(error)
+            self._live.absorb_poll(None, (), began)
+            return
+        if self.error:
+            log.info("Slurm answers again")
+        self.error = ""
+        self._live.absorb_poll(jobs, nodes, began)
+
+    async def close(self) -> None:
+        """Wait for the poll under way, if there is one."""
+        if self._running is not None:
+            await asyncio.wait([self._running])
+
+    def _ask(self) -> tuple[tuple[slurm.Job, ...], tuple[slurm.Node, ...]]:
+        return self._port.jobs(), self._port.nodes()
+
+    def _hurry(self) -> bool:
+        moving = {fleet.LeaseState.REQUESTED, fleet.LeaseState.PENDING, fleet.LeaseState.CLOSING}
+        return any(entry.lease.state in moving for entry in self._live.leases.values())
+
+
+def collect(picture: live.Live, time: clock.Clock, options: settings.Settings) -> snapshot.Snapshot:
+    """Return the live picture as one frozen snapshot."""
+    now = time.monotonic()
+    holding = {entry.replica.lease_id for entry in picture.replicas.values()}
+    for entry in picture.leases.values():
+        if entry.lease.lease_id in holding or entry.lease.state is not fleet.LeaseState.RUNNING:
+            entry.idle_since = now
+    return snapshot.Snapshot(
+        now=now,
+        now_us=time.wall_us(),
+        cluster=picture.cluster,
+        jobs=picture.jobs,
+        poll=picture.polls,
+        settling=not settled(picture, now, options),
+        leases=tuple(
+            snapshot.HeldLease(
+                lease=entry.lease,
+                slots=tuple(entry.slots.values()),
+                silent_s=None if entry.seen is None else now - entry.seen,
+                held_s=now - entry.since,
+                idle_s=now - entry.idle_since,
+                absent_polls=entry.absent_polls,
+                leaving=entry.leaving,
+                fresh=picture.polled > entry.since and not entry.submitting,
+            )
+            for entry in picture.leases.values()
+        ),
+        ended=frozenset(picture.ended),
+        cancels={job_id: now - at for job_id, at in picture.cancels.items()},
+        replicas=tuple(
+            snapshot.KnownReplica(
+                replica=known.replica,
+                run=known.run,
+                wanted_role=known.wanted_role,
+                age_s=now - known.ordered,
+                stats_age_s=None if known.stats_at is None else now - known.stats_at,
+                drain_asked=known.drain_asked,
+                missing_s=0.0 if known.missing_since is None else now - known.missing_since,
+            )
+            for known in picture.replicas.values()
+        ),
+        strangers=tuple(
+            stranger for entry in picture.leases.values() for stranger in entry.strangers
+        ),
+        deployments=picture.deployments,
+        demand=demand(picture, now, options),
+        failures=dict(picture.failures),
+        lease_pause=picture.lease_pause,
+        ladder_memory=picture.ladder_memory,
+    )
+
+
+def settled(picture: live.Live, now: float, options: settings.Settings) -> bool:
+    """Return whether a new leader knows enough to act: every agent is back, or had its time."""
+    if picture.settled:
+        return True
+    waited = now - picture.started >= options.adopt_grace_s
+    expected = [
+        entry
+        for entry in picture.leases.values()
+        if entry.lease.state is fleet.LeaseState.RUNNING and entry.seen is None
+    ]
+    picture.settled = waited or (picture.jobs is not None and not expected)
+    if picture.settled:
+        picture.touch()
+    return picture.settled
+
+
+def demand(picture: live.Live, now: float, options: settings.Settings) -> dict[str, fleet.Demand]:
+    """Return what the connected gateways have waiting, by model; empty if none reports."""
+    fresh = [
+        models
+        for at, models in picture.demand.values()
+        if now - at <= max(options.stats_stale_s, options.tick_s)
+    ]
+    if not fresh:
+        return {}
+    names = {deployment.spec.model for deployment in picture.deployments}
+    names |= {name for models in fresh for name in models}
+    return {
+        name: wire.merge_demand(name, (models[name] for models in fresh if name in models))
+        for name in sorted(names)
+    }
+
+
+def view(picture: live.Live, now: float, options: settings.Settings) -> fleet.FleetView:
+    """Return what gateways should know: replicas of leases whose agents speak."""
+    speaking: set[ids.LeaseId] = {
+        lease_id
+        for lease_id, entry in picture.leases.items()
+        if entry.seen is not None and now - entry.seen <= options.agent_silent_s
+    }
+    return fleet.FleetView(
+        epoch=picture.epoch,
+        revision=picture.revision,
+        routes=picture.routes,
+        replicas=tuple(
+            known.replica
+            for known in picture.replicas.values()
+            if known.replica.lease_id in speaking
+        ),
+    )
