@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, NoReturn
 
 import tokenizers
+import torch._dynamo
 import vllm.exceptions
 from starlette import types
 from tokenizers import decoders
@@ -45,6 +46,7 @@ _LATE_MODULES = (
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",
     "vllm.lora.worker_manager",
+    "vllm.v1.structured_output.backend_xgrammar",
     "vllm.model_executor.models.llama",
     "vllm.renderers.hf",
     "vllm.entrypoints.generate.api_router",
@@ -308,6 +310,9 @@ def _prepare_process(config: Any) -> None:
         if config.parallel_config.world_size == 1:
             # The worker lives in the engine core's process: one process fewer to pay for.
             config.parallel_config.distributed_executor_backend = "uni"
+        if config.model_config.enforce_eager:
+            # Else the first answer with logprobs waits 20 s for a small function to be compiled.
+            torch._dynamo.config.disable = True
 
 
 @contextlib.asynccontextmanager

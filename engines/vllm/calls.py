@@ -5,6 +5,7 @@ look (`prompt_token_ids`, `outputs[].token_ids`, …), ASGI messages as bytes.
 """
 
 import collections
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from scheduler.contracts import requests
 TIER_HEADER = b"x-forebay-tier"
 _PRIORITY_HEADER = b"x-vllm-priority"
 _ROLE_CHUNK = b'"role":"'  # in a text this would be escaped
+_INDEX = re.compile(rb'"choices":\[\{"index":(\d+)')
 NewSpeller = Callable[[], ledger.Speller | None]
 """Makes the speller of one more choice of a request."""
 
@@ -54,10 +56,16 @@ class Call:
             cached = getattr(output, "num_cached_tokens", 0) or 0
             self._tap.prefilled(len(output.prompt_token_ids), cached=cached)
 
-    def release(self) -> None:
-        """Hand out the ids whose text goes out now."""
+    def release(self, choices: frozenset[int] | None = None) -> None:
+        """Hand out the ids whose text goes out now: of ``choices``, or of all."""
         for choice, book in self._ledgers.items():
-            self._tap.released(choice, book.release())
+            if choices is None or choice in choices:
+                self._tap.released(choice, book.release())
+
+    @property
+    def several(self) -> bool:
+        """Whether it has more than one choice."""
+        return len(self._ledgers) > 1
 
     def failed(self, reason: str) -> None:
         """Note that the engine gave up."""
@@ -128,15 +136,22 @@ class Releasing:
         request_id = headers.get(b"x-request-id", b"").decode("latin-1")
 
         async def releasing(message: types.Message) -> None:
+            body = message.get("body", b"")
             # A chat stream begins with a chunk that names the role: no token's text is in it.
-            if message["type"] == "http.response.body" and _ROLE_CHUNK not in message.get(
-                "body", b""
-            ):
-                for call in self._calls.of(request_id).values():
-                    call.release()
+            if message["type"] == "http.response.body" and _ROLE_CHUNK not in body:
+                running = self._calls.of(request_id).values()
+                mixed = len(running) > 1 or any(call.several for call in running)
+                said = _choices(body) if mixed and body.startswith(b"data:") else None
+                for call in running:
+                    call.release(said)
             await send(message)
 
         await self._inner(scope, receive, releasing)
+
+
+def _choices(event: bytes) -> frozenset[int]:
+    """Return the choices of which an event holds text."""
+    return frozenset(int(number) for number in _INDEX.findall(event))
 
 
 def _with_priority(scope: types.Scope) -> types.Scope:
