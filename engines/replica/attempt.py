@@ -121,6 +121,7 @@ class Attempts:
 
     async def _serve(self, call: "_Call", seat: gate.Seat, identity: usage.Identity) -> None:
         tap = self._engine.tap(seat.key)
+        tap.band = requests.Tier(identity.tier).band
         reply = response.Response(call.send, tap, framed=call.wants_frames)
         ended = Ended(usage.Outcome.ERROR, reason="the server stopped")
         try:

@@ -25,6 +25,8 @@ class Tap:
         first_token_us: UTC µs of the first sampled token, 0 before it.
         finish_reasons: by choice, as the engine says.
         failure: why the engine gave up on the request, or "".
+        band: `requests.Tier.band` of the request, set before it enters: an engine that orders its
+            queue by priority takes the lower first.
     """
 
     now_us: Callable[[], int]
@@ -35,6 +37,7 @@ class Tap:
     first_token_us: int = 0
     finish_reasons: dict[int, str] = dataclasses.field(default_factory=dict)
     failure: str = ""
+    band: int = 0
     _prompts: int = 0
     _pending: dict[int, list[int]] = dataclasses.field(default_factory=dict)
 

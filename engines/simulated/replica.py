@@ -1,0 +1,42 @@
+"""The simulated engine as a replica's engine."""
+
+import contextlib
+
+from starlette import types
+
+from engines.replica import engine
+from engines.simulated import app, core
+from scheduler.contracts import clock
+
+
+class Simulated:
+    """`engines.replica.engine.Engine` over a `core.SimulatedCore`."""
+
+    def __init__(self, options: core.Options, time: clock.Clock) -> None:
+        self.core = core.SimulatedCore(options, time)
+        self._app = app.Surface(self.core, time).app()
+
+    def running(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Return the context in which it computes."""
+        return self.core.running()
+
+    @property
+    def app(self) -> types.ASGIApp:
+        """The OpenAI-compatible ASGI app."""
+        return self._app
+
+    def tap(self, request_id: str) -> engine.Tap:
+        """Open a request's tap."""
+        return self.core.taps.open(request_id)
+
+    def untap(self, request_id: str) -> None:
+        """Close it."""
+        self.core.taps.close(request_id)
+
+    async def abort(self, request_id: str) -> None:
+        """Drop all sequences of a request."""
+        self.core.abort(request_id)
+
+    def stats(self) -> engine.EngineStats:
+        """Return how the core is."""
+        return self.core.stats()
