@@ -140,7 +140,7 @@ class Applier:
         await self._writes.wish(entry, slot=slot, known=known)
         entry.slots[slot.slot_id] = slot
         self._live.replicas[known.replica.replica_id] = known
-        self._live.touch()
+        self._live.wished()
 
     def _slot_for(self, entry: entries.LeaseEntry, action: actions.StartReplica) -> snapshot.Slot:
         """Return the slot for a replica, after checking that its GPUs are free."""
@@ -184,7 +184,7 @@ class Applier:
             if stranger.replica.replica_id != replica.replica_id
         )
         self._live.replicas[replica.replica_id] = known
-        self._live.touch()
+        self._live.wished()
 
     async def _stop_replica(self, action: actions.StopReplica) -> None:
         known = self._writes.replica(action.replica_id)
@@ -198,7 +198,7 @@ class Applier:
         if action.failed:
             spec = known.replica.spec
             self._live.fail((spec.model, spec.version), self._time.monotonic(), action.reason)
-        self._live.touch()
+        self._live.wished()
 
     async def _set_role(self, action: actions.SetRole) -> None:
         known = self._writes.replica(action.replica_id)
@@ -207,7 +207,7 @@ class Applier:
         changed = dataclasses.replace(known, wanted_role=action.role)
         await self._writes.wish(self._writes.lease(known.replica.lease_id), known=changed)
         known.wanted_role = action.role
-        self._live.touch()
+        self._live.wished()
 
     async def _mark_lost(self, action: actions.MarkLost) -> None:
         self._writes.replica(action.replica_id)
@@ -222,7 +222,7 @@ class Applier:
         closed = dataclasses.replace(slot, close=True)
         await self._writes.wish(entry, slot=closed)
         entry.slots[slot.slot_id] = dataclasses.replace(entry.slots[slot.slot_id], close=True)
-        self._live.touch()
+        self._live.wished()
 
     async def _quarantine(self, action: actions.Quarantine) -> None:
         await asyncio.to_thread(

@@ -19,6 +19,10 @@ class Bell:
         self._event.set()
         self._event = asyncio.Event()
 
+    def current(self) -> asyncio.Event:
+        """Return the event of the next `ring`: take it before looking, so that no ring is missed."""
+        return self._event
+
     async def wait(self) -> None:
         """Return at the next `ring`."""
         await self._event.wait()

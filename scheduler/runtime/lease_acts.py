@@ -146,7 +146,7 @@ class LeaseActs:
         await self._writes.save_lease(lease)
         now = self._time.monotonic()
         self._live.leases[lease.lease_id] = entries.LeaseEntry(lease, since=now, idle_since=now)
-        self._live.touch()
+        self._live.wished()
 
     async def follow_lease(self, action: actions.FollowLease) -> None:
         """Write down what Slurm says of a lease."""

@@ -22,7 +22,8 @@ class Live:
     """The leader's picture.
 
     Attributes:
-        bell: rings with every change that a gateway or an agent should hear of.
+        bell: rings with every change that a gateway should hear of.
+        wishes: rings when the desired state of a lease may have changed.
         settled: false while a new leader waits for agents to come back.
     """
 
@@ -33,6 +34,7 @@ class Live:
         self.started = now
         self.settled = False
         self.bell = entries.Bell()
+        self.wishes = entries.Bell()
         # Revisions of one epoch start above every revision of the epochs before.
         self.revision = epoch << 32
         self.leases: dict[ids.LeaseId, entries.LeaseEntry] = {}
@@ -48,6 +50,7 @@ class Live:
         self.ladder_memory: Mapping[str, ladder.Memory] = {}
         self.jobs: tuple[slurm.Job, ...] | None = None
         self.nodes: tuple[slurm.Node, ...] = ()
+        self.hung_up: set[ids.LeaseId] = set()  # agents that left since the last tick
         self.polls = 0
         self.polled = float("-inf")
         self.news_replicas: dict[ids.ReplicaId, fleet.Replica] = {}
@@ -79,6 +82,11 @@ class Live:
         """Note a change and wake who waits for one."""
         self.revision += 1
         self.bell.ring()
+
+    def wished(self) -> None:
+        """Note a change that agents must hear of too."""
+        self.touch()
+        self.wishes.ring()
 
     def absorb_poll(
         self,
@@ -120,6 +128,8 @@ class Live:
         changed |= self._merge_replicas(entry, report, now)
         if changed or before != (entry.leaving, False, len(entry.strangers)):
             self.touch()
+        if before[2] != len(entry.strangers):
+            self.wishes.ring()
         return True
 
     def absorb_demand(self, gateway_id: str, demand: dict[str, fleet.Demand], now: float) -> None:
@@ -140,7 +150,7 @@ class Live:
         if lease.state is fleet.LeaseState.ENDED:
             del self.leases[lease.lease_id]
             self.ended.add(lease.lease_id)
-        self.touch()
+        self.wished()
 
     def finish(self, replica_id: ids.ReplicaId, event: replicas.ReplicaEvent, reason: str) -> None:
         """Let a replica end by ``event``."""
@@ -330,6 +340,7 @@ class Live:
         held = self.leases.get(entry.replica.lease_id)
         if held is not None:
             held.revision += 1
+            self.wishes.ring()
         self.gone[replica.replica_id] = None
         if len(self.gone) > GONE_KEPT:
             del self.gone[next(iter(self.gone))]

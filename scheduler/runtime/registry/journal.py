@@ -1,6 +1,7 @@
 """The leader's journal: plans with reasons, events, and its newest word for other processes."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -59,14 +60,15 @@ class Journal:
                 Entry(row.at_us, row.subject, {"text": row.text}) for row in session.scalars(query)
             )
 
-    def set_fact(self, epoch: int, name: str, at_us: int, body: dict[str, Any]) -> None:
-        """Replace the leader's word on ``name``."""
+    def set_facts(self, epoch: int, at_us: int, facts: Mapping[str, dict[str, Any]]) -> None:
+        """Replace the leader's word on each name."""
         with self._base.write(epoch) as session:
-            row = session.get(tables.Fact, name)
-            if row is None:
-                session.add(tables.Fact(name=name, at_us=at_us, body=body))
-            else:
-                row.at_us, row.body = at_us, body
+            for name, body in facts.items():
+                row = session.get(tables.Fact, name)
+                if row is None:
+                    session.add(tables.Fact(name=name, at_us=at_us, body=body))
+                else:
+                    row.at_us, row.body = at_us, body
 
     def fact(self, name: str) -> Entry | None:
         """Return the leader's newest word on ``name``, None before the first."""

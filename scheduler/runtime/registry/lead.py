@@ -51,3 +51,29 @@ class Lead:
         query = sa.select(tables.Leadership.epoch).where(tables.Leadership.name == NAME)
         with self._base.read() as session:
             return session.scalar(query) or 0
+
+    def begin_period(self, epoch: int, name: str, start_us: int) -> int | None:
+        """Note that the leader begins a periodic job's period.
+
+        Returns:
+            The period to do: one that was left half done before ``start_us``, else ``start_us``, or
+            None if that is done.
+        """
+        with self._base.write(epoch) as session:
+            row = session.get(tables.Period, name)
+            if row is None:
+                row = tables.Period(name=name, begun_us=start_us, done_us=-1)
+                session.add(row)
+            elif row.done_us < row.begun_us < start_us:
+                return row.begun_us
+            elif row.done_us >= start_us:
+                return None
+            row.begun_us = start_us
+            return start_us
+
+    def end_period(self, epoch: int, name: str, start_us: int) -> None:
+        """Note that a period's work is done."""
+        with self._base.write(epoch) as session:
+            row = session.get(tables.Period, name)
+            if row is not None:
+                row.done_us = max(row.done_us, start_us)

@@ -214,3 +214,13 @@ class Fact(Base):
     name: orm.Mapped[str] = orm.mapped_column(primary_key=True)
     at_us: orm.Mapped[int]
     body: orm.Mapped[dict[str, Any]]
+
+
+class Period(Base):
+    """A periodic job: the newest period that was begun, and the newest that was done."""
+
+    __tablename__ = "periods"
+
+    name: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    begun_us: orm.Mapped[int]
+    done_us: orm.Mapped[int]

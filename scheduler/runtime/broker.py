@@ -1,0 +1,257 @@
+"""The broker: stands by until it leads, then serves agents and gateways and carries out plans."""
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpc import aio
+
+from scheduler.contracts import clock, fleet, slurm
+from scheduler.contracts.v1 import control_pb2_grpc
+from scheduler.core import plan
+from scheduler.runtime import (
+    address,
+    agents,
+    applier,
+    config,
+    entries,
+    guard,
+    leadership,
+    lease_acts,
+    live,
+    loop,
+    settings,
+    snapshots,
+    watch,
+    wire,
+)
+from scheduler.runtime.registry import store
+
+log = logging.getLogger(__name__)
+CATALOG_S = 1.0  # an admin's wish counts within so long
+FACTS_S = 2.0
+STOP_S = 1.0
+PERIOD_LOOK_S = 10.0  # a new leader finds a period that was left half done within so long
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parts:
+    """What a broker is made of; the composition root fills it.
+
+    Attributes:
+        lease_renderer: makes a lease's job.
+        models: forebay.toml's `[[models]]`.
+    """
+
+    options: settings.Settings
+    registry: store.Registry
+    slurm: slurm.SlurmPort
+    lease_renderer: lease_acts.LeaseRenderer
+    state_dir: Path
+    time: clock.Clock
+    cluster: str
+    models: Sequence[config.ModelSettings] = ()
+
+
+class Leader:
+    """A broker that leads: one epoch from `start` to `stop`.
+
+    `tick` may be called by hand (tests with a fake clock do); `serve` calls it from the loop.
+    """
+
+    def __init__(self, parts: Parts, epoch: int) -> None:
+        options = parts.options
+        self._parts = parts
+        self._time = parts.time
+        self.live = live.Live(
+            epoch,
+            parts.cluster,
+            entries.Pauses(options.restart_backoff_s, options.restart_backoff_max_s),
+            parts.time.monotonic(),
+        )
+        self.poller = snapshots.Poller(parts.slurm, self.live, parts.time, options.slurm_poll_s)
+        self.applier = applier.Applier(
+            self.live, parts.registry, parts.slurm, parts.lease_renderer, options, parts.time
+        )
+        self._server: aio.Server | None = None
+        self._speaking: frozenset[str] = frozenset()
+        self._catalog_due = float("-inf")
+        self._facts_due = float("-inf")
+        self.address = ""
+        self.notes: tuple[str, ...] = ()
+
+    async def start(self) -> str:
+        """Read the registry, serve, and tell everybody where; return the address."""
+        parts = self._parts
+        await asyncio.to_thread(parts.registry.catalog.declare, parts.models, parts.time.wall_us())
+        held = await asyncio.to_thread(parts.registry.holdings.load)
+        self.live.restore(held, parts.time.monotonic())
+        await self._read_catalog()
+        keeper = guard.Guard(await asyncio.to_thread(guard.token, parts.state_dir))
+        server = aio.server(options=wire.SERVER_OPTIONS)
+        control_pb2_grpc.add_AgentLinkServicer_to_server(
+            agents.AgentLink(self.live, parts.time, keeper), server
+        )
+        control_pb2_grpc.add_FleetServicer_to_server(
+            watch.Fleet(self.live, parts.time, keeper, parts.options), server
+        )
+        port = server.add_insecure_port(parts.options.listen)
+        await server.start()
+        self._server = server
+        host = parts.options.advertise or parts.options.listen.rsplit(":", 1)[0]
+        self.address = f"{host}:{port}"
+        where = address.Address(self.address, self.live.epoch)
+        await asyncio.to_thread(address.publish, parts.state_dir, where)
+        log.info("leading with epoch %d at %s", self.live.epoch, self.address)
+        return self.address
+
+    async def stop(self) -> None:
+        """End every link; leases, replicas and streams go on without us."""
+        await self.poller.close()
+        await self.applier.settle()
+        if self._server is not None:
+            await self._server.stop(STOP_S)
+
+    async def tick(self) -> plan.Plan:
+        """Plan once and apply it; return the plan.
+
+        Raises:
+            database.Fenced: another broker leads.
+        """
+        now = self._time.monotonic()
+        if self.live.hung_up:
+            self.live.hung_up.clear()
+            self.poller.soon()
+        self.poller.kick()
+        if now >= self._catalog_due:
+            await self._read_catalog()
+            self._catalog_due = now + CATALOG_S
+        self._note_silence(now)
+        await self.applier.flush()
+        picture = snapshots.collect(self.live, self._time, self._parts.options)
+        made = plan.plan(picture, self._parts.options)
+        results = await self.applier.apply(made)
+        await self.applier.flush()
+        if results:
+            await self._record(results, made.notes)
+            self.poller.soon()
+        self.notes = made.notes
+        if now >= self._facts_due or results:
+            await self._tell(now)
+            self._facts_due = now + FACTS_S
+        return made
+
+    def view(self) -> fleet.FleetView:
+        """Return what gateways are told now."""
+        return snapshots.view(self.live, self._time.monotonic(), self._parts.options)
+
+    async def _read_catalog(self) -> None:
+        """Take up what admins wish: scaling, holds, drains."""
+        registry = self._parts.registry
+        deployments = await asyncio.to_thread(registry.catalog.deployments)
+        routes = await asyncio.to_thread(registry.catalog.routes)
+        drains = await asyncio.to_thread(registry.holdings.drains)
+        for replica_id in drains & self.live.replicas.keys():
+            self.live.replicas[replica_id].drain_asked = True
+        if (deployments, routes) != (self.live.deployments, self.live.routes):
+            self.live.deployments, self.live.routes = deployments, routes
+            self.live.touch()
+
+    def _note_silence(self, now: float) -> None:
+        """Tell gateways when an agent goes silent: nothing else would change then."""
+        speaking = frozenset(
+            lease_id
+            for lease_id, entry in self.live.leases.items()
+            if entry.seen is not None and now - entry.seen <= self._parts.options.agent_silent_s
+        )
+        if speaking != self._speaking:
+            self._speaking = speaking
+            self.live.touch()
+
+    async def _record(self, results: Sequence[applier.Result], notes: Sequence[str]) -> None:
+        body: dict[str, Any] = {
+            "actions": [
+                {
+                    "act": type(result.action).__name__,
+                    "what": applier.describe(result.action),
+                    "outcome": result.outcome,
+                }
+                for result in results
+            ],
+            "notes": list(notes),
+        }
+        await asyncio.to_thread(
+            self._parts.registry.journal.add_plan,
+            self.live.epoch,
+            self._time.wall_us(),
+            body,
+            keep=self._parts.options.plan_history,
+        )
+
+    async def _tell(self, began: float) -> None:
+        """Leave what other processes show: nodes, queues, why nothing is done, how long a tick takes."""
+        now = self._time.monotonic()
+        demand = snapshots.demand(self.live, now, self._parts.options)
+        facts: dict[str, dict[str, Any]] = {
+            "nodes": {
+                "nodes": [
+                    {
+                        **dataclasses.asdict(node),
+                        "flags": sorted(node.flags),
+                        "unknown_flags": sorted(node.unknown_flags),
+                    }
+                    for node in self.live.nodes
+                ],
+                "error": self.poller.error,
+            },
+            "queue": {name: dataclasses.asdict(item) for name, item in demand.items()},
+            "broker": {
+                "epoch": self.live.epoch,
+                "address": self.address,
+                "notes": list(self.notes),
+                "tick_ms": round((now - began) * 1000, 2),
+                "slurm": self.poller.error or "answers",
+            },
+        }
+        await asyncio.to_thread(
+            self._parts.registry.journal.set_facts, self.live.epoch, self._time.wall_us(), facts
+        )
+
+
+async def serve(
+    parts: Parts,
+    *,
+    periodic: Sequence[loop.Periodic] = (),
+    ready: Callable[[str], None] | None = None,
+) -> None:
+    """Run a broker until cancelled: stand by, lead, and stand by again if another one takes over.
+
+    Args:
+        parts: what it is made of.
+        periodic: work for the leader alone.
+        ready: called with the address each time this broker begins to lead.
+    """
+    claim = leadership.Leadership(parts.registry.lead, parts.options, parts.time)
+    while True:
+        epoch = await claim.acquire()
+        over = asyncio.Event()
+        leader = Leader(parts, epoch)
+        runner = loop.Loop(over.set)
+        try:
+            where = await leader.start()
+            runner.every("tick", parts.options.tick_s, leader.tick)
+            runner.every("renew the lead", parts.options.leader_renew_s, claim.renew)
+            for work, job in loop.periodic_jobs(periodic, parts.registry.lead, epoch, parts.time):
+                runner.every(work.name, min(work.every_s, PERIOD_LOOK_S), job)
+            runner.start()
+            if ready is not None:
+                ready(where)
+            await over.wait()
+            log.warning("epoch %d is over: another broker leads", epoch)
+        finally:
+            await runner.close()
+            await leader.stop()
+            await claim.release()

@@ -1,0 +1,73 @@
+"""The broker's side of the gateways' link: demand comes in, the fleet's newest view goes out."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from scheduler.contracts import clock
+from scheduler.contracts.v1 import control_pb2 as pb
+from scheduler.contracts.v1 import control_pb2_grpc
+from scheduler.runtime import agents, guard, live, settings, snapshots, wire
+
+COALESCE_S = 0.05  # agents report each 200 ms: no gateway needs more than every fourth of that
+
+
+class Fleet(control_pb2_grpc.FleetServicer):
+    """One call for each gateway worker.
+
+    Nothing is sent before a new leader has settled: an early view would take away replicas whose
+    agents have not come back yet, and gateways serve on with what they have.
+    """
+
+    def __init__(
+        self,
+        picture: live.Live,
+        time: clock.Clock,
+        keeper: guard.Guard,
+        options: settings.Settings,
+    ) -> None:
+        self._live = picture
+        self._time = time
+        self._guard = keeper
+        self._options = options
+        self._encoded: tuple[int, pb.FleetView] | None = None
+
+    async def Watch(  # noqa: N802 - the name is gRPC's
+        self, request_iterator: AsyncIterator[pb.GatewayReport], context: Any
+    ) -> AsyncIterator[pb.FleetView]:
+        """Send the view whenever it has changed; take demand as it comes."""
+        await self._guard.check(context)
+        gone = asyncio.Event()
+        reader = asyncio.create_task(self._read(request_iterator, gone))
+        sent = -1
+        try:
+            while not gone.is_set():
+                rung = self._live.bell.current()
+                if self._live.settled and self._live.revision != sent:
+                    view = self._view()
+                    yield view
+                    sent = view.revision
+                    await asyncio.sleep(COALESCE_S)
+                    continue
+                await agents.either(rung, gone)
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _read(self, reports: AsyncIterator[pb.GatewayReport], gone: asyncio.Event) -> None:
+        gateway_id = ""
+        try:
+            async for report in reports:
+                gateway_id = report.gateway_id
+                demand = {item.model: wire.demand_from_pb(item) for item in report.demand}
+                self._live.absorb_demand(gateway_id, demand, self._time.monotonic())
+        finally:
+            self._live.forget_gateway(gateway_id)
+            gone.set()
+
+    def _view(self) -> pb.FleetView:
+        """Return the newest view's message, encoded once for all gateways."""
+        if self._encoded is None or self._encoded[0] != self._live.revision:
+            view = snapshots.view(self._live, self._time.monotonic(), self._options)
+            self._encoded = (view.revision, wire.view_to_pb(view))
+        return self._encoded[1]
