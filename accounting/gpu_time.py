@@ -1,0 +1,143 @@
+"""GPU-seconds by lease, from the agents' own clocks, and beside them what Slurm's accounting says.
+
+Forebay's figure never comes from Slurm: only so does the comparison mean anything. All runs of a requeued
+job count, on both sides (`sacct -D`).
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+from scheduler.contracts import ids, slurm, usage
+
+SHARE_ALLOWED = 50  # one part in 50: 2 %
+_SECOND_US = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LeaseTime:
+    """What a lease held.
+
+    Attributes:
+        gpus: the most that any row says.
+        runs: runs of the Slurm job that left rows.
+        gpu_us: GPU-µs over all runs.
+        first_us, last_us: from the first row's begin to the last row's end.
+        backwards: rows that end before they begin; they count nothing.
+    """
+
+    lease_id: str
+    cluster: str
+    slurm_job_id: str
+    team: str
+    kind: str
+    gpus: int
+    runs: int
+    gpu_us: int
+    first_us: int
+    last_us: int
+    backwards: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Compared:
+    """One lease in both books.
+
+    Attributes:
+        sacct_us: GPU-µs by `sacct -D`, None where it can't say.
+        allowed_us: how far apart they may be: 2 % or one second for each GPU, the larger.
+        agrees: None where there is nothing to compare, or the job still runs.
+        note: why not, or "".
+    """
+
+    lease_id: str
+    slurm_job_id: str
+    gpus: int
+    forebay_us: int
+    sacct_us: int | None = None
+    allowed_us: int = 0
+    agrees: bool | None = None
+    note: str = ""
+
+
+def once(rows: Iterable[usage.GpuRow]) -> list[usage.GpuRow]:
+    """Return each (lease, run, seq) once, the longest of its rows."""
+    kept: dict[tuple[str, str, int, int], usage.GpuRow] = {}
+    for row in rows:
+        key = (row.cluster, row.lease_id, row.run, row.seq)
+        other = kept.get(key)
+        if other is None or row.end_us > other.end_us:
+            kept[key] = row
+    return [kept[key] for key in sorted(kept)]
+
+
+def by_lease(rows: Iterable[usage.GpuRow]) -> list[LeaseTime]:
+    """Sum the rows of each lease over all its runs."""
+    leases: dict[tuple[str, str], list[usage.GpuRow]] = {}
+    for row in once(rows):
+        leases.setdefault((row.cluster, row.lease_id), []).append(row)
+    return [_total(group) for _, group in sorted(leases.items())]
+
+
+def _total(rows: list[usage.GpuRow]) -> LeaseTime:
+    newest = max(rows, key=lambda row: (row.run, row.seq))
+    return LeaseTime(
+        lease_id=newest.lease_id,
+        cluster=newest.cluster,
+        slurm_job_id=newest.slurm_job_id,
+        team=newest.team,
+        kind=newest.kind,
+        gpus=max(row.gpus for row in rows),
+        runs=len({row.run for row in rows}),
+        gpu_us=sum(row.gpus * max(0, row.end_us - row.start_us) for row in rows),
+        first_us=min(row.start_us for row in rows),
+        last_us=max(row.end_us for row in rows),
+        backwards=sum(row.end_us < row.start_us for row in rows),
+    )
+
+
+def reconcile(port: slurm.SlurmPort, leases: Iterable[LeaseTime]) -> list[Compared]:
+    """Put Slurm's figure beside ours, lease by lease. Blocks: one call to Slurm for each lease.
+
+    Slurm without accounting, or one that does not answer, leaves a lease unreconciled and is no error;
+    after the first such answer the others are not asked.
+    """
+    answers: list[Compared] = []
+    off = ""
+    for lease in leases:
+        ours = Compared(lease.lease_id, lease.slurm_job_id, lease.gpus, lease.gpu_us)
+        if off:
+            answers.append(dataclasses.replace(ours, note=off))
+            continue
+        try:
+            runs = port.accounting(ids.SlurmJobId(lease.slurm_job_id))
+        except slurm.SlurmError as error:
+            note = f"unreconciled: {' '.join(str(error).split())}"
+            if isinstance(error, slurm.AccountingOff | slurm.SlurmUnavailable):
+                off = note
+            answers.append(dataclasses.replace(ours, note=note))
+        else:
+            answers.append(compare(ours, runs))
+    return answers
+
+
+def compare(ours: Compared, runs: Iterable[slurm.JobRun]) -> Compared:
+    """Return the comparison of one lease with the runs that Slurm recorded for its job."""
+    known = list(runs)
+    total, silent = 0, 0
+    for run in known:
+        if run.gpus is None:
+            silent += 1
+        else:
+            total += run.gpus * run.elapsed_s * _SECOND_US
+    if not known or silent:
+        why = "Slurm has no record of the job" if not known else "AllocTRES has no GPUs"
+        return dataclasses.replace(ours, note=f"unreconciled: {why}")
+    allowed = max(total // SHARE_ALLOWED, ours.gpus * _SECOND_US)
+    running = any(run.ended_us == 0 for run in known)
+    return dataclasses.replace(
+        ours,
+        sacct_us=total,
+        allowed_us=allowed,
+        agrees=None if running else abs(total - ours.forebay_us) <= allowed,
+        note="still running" if running else "",
+    )

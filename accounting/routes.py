@@ -1,0 +1,226 @@
+"""The usage API below ``/forebay/v1/usage``, mounted by the gateway behind its authentication.
+
+| path | rows |
+| --- | --- |
+| ``/requests`` | requests, attempts summed; ``attempts=1``: every attempt; ``lines=0``: no batch lines |
+| ``/jobs`` | batch jobs |
+| ``/leases`` | leases with GPU-µs |
+| ``/rollup`` | tokens and GPU-µs; ``by`` cluster, team, user, model or tier, ``unit`` hour, day or month |
+| ``/reconcile`` | leases in Forebay's and in Slurm's books |
+
+Parameters: ``start_us``, ``end_us`` (UTC µs); ``team``, ``user``, ``model``, ``tier``, ``outcome``, ``job``
+(comma lists); ``tz`` for a rollup's days. An answer is ``{"window", "rows", "truncated", "problems"}``.
+Users see their own rows, coordinators their team's, admins all. GPU time that a lease held is the team's
+business: for it a plain user is refused.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import duckdb
+import fastapi
+from fastapi import concurrency, responses
+
+from accounting import books, gpu_time, manifest, reports, settings, windows
+from scheduler.contracts import errors, requests, slurm
+
+_Query = Annotated[str, fastapi.Query()]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Asked:
+    """The parameters that every path takes, and who asks."""
+
+    caller: requests.Caller
+    window: windows.Window
+    wanted: reports.Filter
+
+    @property
+    def scope(self) -> reports.Scope:
+        if self.caller.admin:
+            return reports.Scope()
+        if self.caller.coordinator:
+            return reports.Scope(self.caller.team)
+        return reports.Scope(self.caller.team, self.caller.user)
+
+    def team_scope(self) -> reports.Scope:
+        scope = self.scope
+        if scope.user is not None:
+            raise errors.Forbidden(
+                "leases and their GPU time are shown to coordinators and admins: ask your team's coordinator"
+            )
+        return scope
+
+
+def _asked(request: fastapi.Request) -> _Asked | errors.ForebayError:
+    given = request.query_params
+    try:
+        window = windows.Window(
+            int(given.get("start_us", "0")), int(given.get("end_us", str(books.MAX_US)))
+        )
+    except ValueError:
+        return errors.BadRequest("start_us and end_us are UTC microseconds, whole numbers")
+    if not 0 <= window.start_us < window.end_us <= books.MAX_US:
+        return errors.BadRequest("start_us must be before end_us", param="start_us")
+    names = ("team", "user", "model", "tier", "outcome", "job")
+    lists = [tuple(filter(None, given.get(name, "").split(","))) for name in names]
+    caller: requests.Caller = request.state.caller
+    return _Asked(caller, window, reports.Filter(*lists, lines=given.get("lines", "1") != "0"))
+
+
+_Ask = Annotated[_Asked | errors.ForebayError, fastapi.Depends(_asked)]
+_Work = Callable[[_Asked], dict[str, Any]]
+
+
+class _Usage:
+    """The work behind the paths; every method blocks and runs in a thread."""
+
+    def __init__(
+        self, state_dir: Path, table: settings.Accounting, port: slurm.SlurmPort | None
+    ) -> None:
+        self._books = books.Books(state_dir, memory_mb=table.memory_mb)
+        self._limit = table.rows_at_most
+        self._weights = reports.Weights(table.prefill_weight, table.decode_weight)
+        self._slurm = port
+
+    def requests(self, asked: _Asked, each_attempt: bool) -> dict[str, Any]:
+        window = asked.window
+        with self._books.reading(window.start_us, window.end_us) as reading:
+            rows = reports.requests(
+                reading,
+                asked.scope,
+                asked.wanted,
+                each_attempt=each_attempt,
+                limit=self._limit + 1,
+            )
+            return self._answer(asked, rows, reading)
+
+    def jobs(self, asked: _Asked) -> dict[str, Any]:
+        window = asked.window
+        with self._books.reading(window.start_us, window.end_us) as reading:
+            rows = reports.jobs(reading, asked.scope, asked.wanted, limit=self._limit + 1)
+            return self._answer(asked, rows, reading)
+
+    def leases(self, asked: _Asked) -> dict[str, Any]:
+        scope, window = asked.team_scope(), asked.window
+        with self._books.reading(window.start_us, window.end_us) as reading:
+            clip = window.start_us, window.end_us
+            found = reports.lease_times(reading, scope, asked.wanted, clip)
+            return self._answer(asked, [dataclasses.asdict(each) for each in found], reading)
+
+    def rollup(self, asked: _Asked, by: str, unit: str, tz: str) -> dict[str, Any]:
+        if by not in reports.GROUPS:
+            raise errors.BadRequest(f"by is one of {', '.join(reports.GROUPS)}", param="by")
+        try:
+            cuts = windows.periods(asked.window, unit, windows.zone(tz))
+        except ValueError as error:
+            raise errors.BadRequest(str(error), param="unit") from error
+        first = max(0, asked.window.start_us - reports.LONGEST_REQUEST_US)
+        with self._books.reading(first, asked.window.end_us) as reading:
+            rows = reports.rollup(
+                reading, asked.scope, asked.wanted, by=by, cuts=cuts, weights=self._weights
+            )
+            return self._answer(asked, rows, reading)
+
+    def reconcile(self, asked: _Asked) -> dict[str, Any]:
+        scope = asked.team_scope()
+        if self._slurm is None:
+            raise errors.NotFound(
+                "this gateway has no way to Slurm's accounting: ask the broker's host"
+            )
+        window = asked.window
+        with self._books.reading(window.start_us, window.end_us) as reading:
+            names = {lease.lease_id for lease in reports.lease_times(reading, scope, asked.wanted)}
+            problems = reading.problems
+        with self._books.reading() as reading:  # whole lives: Slurm's figure is of the whole job
+            leases = reports.lease_times(reading, scope, reports.Filter(jobs=tuple(names)))
+            problems = (*problems, *reading.problems)
+        compared = gpu_time.reconcile(self._slurm, leases if names else [])
+        rows = [dataclasses.asdict(each) for each in compared]
+        return {
+            "window": _window(asked),
+            "rows": rows,
+            "truncated": False,
+            "problems": _once(problems),
+        }
+
+    def _answer(
+        self, asked: _Asked, rows: list[dict[str, Any]], reading: books.Reading
+    ) -> dict[str, Any]:
+        return {
+            "window": _window(asked),
+            "rows": rows[: self._limit],
+            "truncated": len(rows) > self._limit,
+            "problems": _once(reading.problems),
+        }
+
+
+def router(
+    state_dir: Path,
+    *,
+    table: settings.Accounting | None = None,
+    port: slurm.SlurmPort | None = None,
+) -> fastapi.APIRouter:
+    """Return the routes over one state folder.
+
+    Args:
+        state_dir: Forebay's state folder, readable here.
+        table: the settings; the defaults if not given.
+        port: Slurm, for ``/reconcile``; without it that path answers 404.
+    """
+    work = _Usage(state_dir, table or settings.Accounting(), port)
+    routes = fastapi.APIRouter(prefix="/forebay/v1/usage", tags=["usage"])
+
+    @routes.get("/requests")
+    async def _requests(asked: _Ask, attempts: _Query = "0") -> fastapi.Response:
+        return await _run(asked, lambda ask: work.requests(ask, attempts == "1"))
+
+    @routes.get("/jobs")
+    async def _jobs(asked: _Ask) -> fastapi.Response:
+        return await _run(asked, work.jobs)
+
+    @routes.get("/leases")
+    async def _leases(asked: _Ask) -> fastapi.Response:
+        return await _run(asked, work.leases)
+
+    @routes.get("/rollup")
+    async def _rollup(
+        asked: _Ask, by: _Query = "team", unit: _Query = "day", tz: _Query = "UTC"
+    ) -> fastapi.Response:
+        return await _run(asked, lambda ask: work.rollup(ask, by, unit, tz))
+
+    @routes.get("/reconcile")
+    async def _reconcile(asked: _Ask) -> fastapi.Response:
+        return await _run(asked, work.reconcile)
+
+    return routes
+
+
+async def _run(asked: _Asked | errors.ForebayError, work: _Work) -> fastapi.Response:
+    try:
+        if isinstance(asked, errors.ForebayError):
+            raise asked
+        return responses.JSONResponse(await concurrency.run_in_threadpool(work, asked))
+    except errors.ForebayError as error:
+        return responses.JSONResponse(error.openai(), status_code=error.status)
+    except manifest.ManifestDamaged as error:
+        return _internal(str(error))
+    except duckdb.OutOfMemoryException:
+        return _internal(
+            "this report needs more memory: ask for less, or raise accounting.memory_mb"
+        )
+
+
+def _internal(message: str) -> fastapi.Response:
+    error = errors.Internal(message)
+    return responses.JSONResponse(error.openai(), status_code=error.status)
+
+
+def _window(asked: _Asked) -> dict[str, int]:
+    return {"start_us": asked.window.start_us, "end_us": asked.window.end_us}
+
+
+def _once(lines: tuple[str, ...]) -> list[str]:
+    return list(dict.fromkeys(lines))

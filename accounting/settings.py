@@ -1,0 +1,46 @@
+"""The table ``[accounting]`` of ``forebay.toml``."""
+
+import dataclasses
+
+from scheduler.contracts.settings import setting
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Accounting:
+    """How usage is recorded, kept and shared out."""
+
+    segment_bytes: int = setting(
+        4 * 1024 * 1024,
+        "Size of one spool segment; each process holds up to two ahead, so that those admitted can close.",
+        unit="bytes",
+        least=256 * 1024,
+    )
+    segment_age_s: float = setting(
+        60.0,
+        "Age at which a segment with rows is sealed, so that it is shipped soon.",
+        unit="s",
+        least=1,
+    )
+    ship_every_s: float = setting(
+        60.0, "How often the leading broker turns sealed segments into Parquet.", unit="s", least=1
+    )
+    takeover_s: float = setting(
+        300.0,
+        "Silence after which a living writer's segment is shipped; it notices and loses nothing.",
+        unit="s",
+        least=10,
+    )
+    memory_mb: int = setting(
+        512, "DuckDB's memory for one report; larger ones spill to disk.", unit="MB", least=64
+    )
+    prefill_weight: int = setting(
+        1, "Weight of an uncached prompt token when GPU time is shared out.", least=0
+    )
+    decode_weight: int = setting(
+        4,
+        "Weight of an output token when GPU time is shared out: prompts are computed many at once.",
+        least=0,
+    )
+    rows_at_most: int = setting(
+        100_000, "Rows in one answer of facct; more is told, never cut in silence.", least=1
+    )

@@ -1,0 +1,100 @@
+"""GPU-seconds of a lease over all its runs, and Slurm's figure beside them."""
+
+import pytest
+
+from accounting import gpu_time
+from scheduler.contracts import ids, slurm
+from tests.unit.accounting import samples
+
+SECOND = 1_000_000
+
+
+class Books:
+    """The accounting part of a Slurm, as a test says it is."""
+
+    def __init__(self, answer: list[slurm.JobRun] | Exception) -> None:
+        self.answer = answer
+        self.calls = 0
+
+    def accounting(self, job_id: ids.SlurmJobId) -> tuple[slurm.JobRun, ...]:
+        self.calls += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return tuple(run for run in self.answer if run.job_id == job_id)
+
+
+def run(seconds: int, number: int = 0, gpus: int | None = 4, ended: bool = True) -> slurm.JobRun:
+    return slurm.JobRun(
+        job_id=ids.SlurmJobId("41"),
+        run=number,
+        state=slurm.JobState.COMPLETED,
+        started_us=samples.NOON,
+        ended_us=samples.NOON + seconds * SECOND if ended else 0,
+        elapsed_s=seconds,
+        gpus=gpus,
+    )
+
+
+def compared(books: Books, seconds: float = 350) -> gpu_time.Compared:
+    leases = gpu_time.by_lease([samples.gpu(seconds=seconds)])
+    (answer,) = gpu_time.reconcile(books, leases)  # type: ignore[arg-type]  # the part that is asked
+    return answer
+
+
+def test_every_run_of_a_requeued_lease_counts_as_sacct_d_counts_it() -> None:
+    rows, start = [], samples.NOON
+    for number, seconds in enumerate([100, 200, 50]):
+        for seq in range(0, seconds, 25):
+            begin = start + seq * SECOND
+            rows.append(samples.gpu(seq // 25, 25, run=number, start_us=begin))
+        start += (seconds + 30) * SECOND
+    (lease,) = gpu_time.by_lease([*rows, *rows])  # each written twice: a take-over
+    assert lease.gpu_us == 1400 * SECOND
+    assert lease.runs == 3
+    books = Books([run(100, 0), run(200, 1), run(50, 2)])
+    (answer,) = gpu_time.reconcile(books, [lease])  # type: ignore[arg-type]  # the part that is asked
+    assert (answer.sacct_us, answer.agrees, answer.note) == (1400 * SECOND, True, "")
+
+
+@pytest.mark.parametrize(("seconds", "agrees"), [(357, True), (357.1, False), (342.9, False)])
+def test_two_percent_apart_is_the_limit(seconds: float, agrees: bool) -> None:
+    assert compared(Books([run(350)]), seconds).agrees is agrees
+
+
+@pytest.mark.parametrize(("seconds", "agrees"), [(11, True), (11.1, False)])
+def test_or_a_second_for_each_gpu(seconds: float, agrees: bool) -> None:
+    assert compared(Books([run(10)]), seconds).agrees is agrees
+
+
+def test_a_running_job_is_shown_and_not_judged() -> None:
+    answer = compared(Books([run(10, ended=False)]))
+    assert (answer.agrees, answer.sacct_us, answer.note) == (None, 40 * SECOND, "still running")
+
+
+def test_where_slurm_does_not_know_the_lease_is_unreconciled() -> None:
+    assert "no record" in compared(Books([])).note
+    assert "no GPUs" in compared(Books([run(350, gpus=None)])).note
+
+
+def test_accounting_switched_off_is_no_error_and_asked_once() -> None:
+    books = Books(slurm.AccountingOff("sacct: Slurm accounting storage is disabled"))
+    leases = gpu_time.by_lease([samples.gpu(lease_id=f"l-{n}") for n in range(3)])
+    answers = gpu_time.reconcile(books, leases)  # type: ignore[arg-type]  # the part that is asked
+    assert books.calls == 1
+    assert {answer.agrees for answer in answers} == {None}
+    assert all(
+        a.note == "unreconciled: sacct: Slurm accounting storage is disabled" for a in answers
+    )
+
+
+def test_a_garbled_answer_costs_that_lease_only() -> None:
+    books = Books(slurm.SlurmGarbled("cut short"))
+    leases = gpu_time.by_lease([samples.gpu(lease_id=f"l-{n}") for n in range(3)])
+    gpu_time.reconcile(books, leases)  # type: ignore[arg-type]  # the part that is asked
+    assert books.calls == 3
+
+
+def test_a_row_that_runs_backwards_counts_nothing_and_is_counted() -> None:
+    rows = [samples.gpu(0, 60), samples.gpu(1, -3600, start_us=samples.NOON)]
+    (lease,) = gpu_time.by_lease(rows)
+    assert (lease.gpu_us, lease.backwards) == (240 * SECOND, 1)
