@@ -95,9 +95,11 @@ def down(folder: Path, *, purge: bool = False) -> None:
     if not where.base.exists():
         return
     with _locked(where):
-        _stop_all(where)
-        if purge:
+        if purge:  # nothing is kept, so nothing need be written down before the end
+            processes.sweep(where)
             _remove_files(where)
+        else:
+            _stop_all(where)
 
 
 def status(folder: Path) -> Status:
@@ -178,7 +180,7 @@ def _free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind(("", port))  # on every address: more may be taken than loopback's
         except OSError:
             return False
     return True
@@ -211,8 +213,16 @@ def _version() -> str:
     return found.group()
 
 
-def _host() -> str:
-    return socket.gethostname().partition(".")[0]
+def _host() -> render.Host:
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        address = ""
+    short = name.partition(".")[0]
+    if address.startswith("127."):
+        return render.Host(short, address, loopback_only=True)
+    return render.Host(short, "127.0.0.1", loopback_only=False)
 
 
 def _write_files(where: site.Layout, shape: site.Shape, result: site.Site) -> None:
@@ -223,6 +233,7 @@ def _write_files(where: site.Layout, shape: site.Shape, result: site.Site) -> No
     if text := render.cgroup_conf(version):
         _put(where.etc / "cgroup.conf", text)
     if shape.accounting:
+        _put(where.etc / "mariadb-init.sql", render.MARIADB_INIT)
         _put(where.etc / "slurmdbd.conf", render.slurmdbd_conf(ports, where, host=host), 0o600)
     _put(where.etc / "forebay_hooks.conf", render.hooks_conf(shape, where, _uids(shape)))
     hooks = resources.files("slurm_plugins.hooks")

@@ -1,10 +1,28 @@
 """The cluster's configuration files as text: pure functions of shape, ports and paths."""
 
+import dataclasses
 from collections.abc import Mapping
 
 from slurm_plugins.devcluster import site
 
 Version = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Host:
+    """This machine.
+
+    Attributes:
+        name: its short name.
+        address: where its daemons are reached, on loopback.
+        loopback_only: whether they may be told to listen there and nowhere else. Slurm can only be told
+            to listen at the address that its host's name has, so that name must be on loopback.
+    """
+
+    name: str
+    address: str
+    loopback_only: bool
+
 
 _MEMORY_PER_CPU_MB = 2048
 
@@ -16,7 +34,7 @@ _FAST = {
 
 
 def slurm_conf(
-    shape: site.Shape, ports: site.Ports, where: site.Layout, *, host: str, version: Version
+    shape: site.Shape, ports: site.Ports, where: site.Layout, *, host: Host, version: Version
 ) -> str:
     """Return slurm.conf.
 
@@ -24,19 +42,19 @@ def slurm_conf(
         shape: what the cluster shall be.
         ports: where its daemons listen.
         where: its folders.
-        host: this machine's short name: the controller and every slurmd run here.
+        host: this machine: the controller and every slurmd run here.
         version: of the Slurm that will read it.
     """
     settings = {
         "ClusterName": shape.name,
-        "SlurmctldHost": f"{host}(127.0.0.1)",
+        "SlurmctldHost": f"{host.name}({host.address})",
         "SlurmctldPort": str(ports.slurmctld),
         "SlurmUser": "root",
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={where.munge_socket}",
         "AuthAltTypes": "auth/jwt",
         "AuthAltParameters": f"jwt_key={where.jwt_key}",
-        "CommunicationParameters": "NoInAddrAny,NoCtldInAddrAny",
+        "CommunicationParameters": "NoInAddrAny,NoCtldInAddrAny" if host.loopback_only else "",
         "StateSaveLocation": str(where.state),
         "SlurmdSpoolDir": f"{where.spool}/%n",
         "SlurmctldPidFile": f"{where.run}/slurmctld.slurm.pid",
@@ -61,7 +79,7 @@ def slurm_conf(
         "Epilog": f"{where.etc}/epilog.sh",
         "GresTypes": "gpu",
         **(_FAST if shape.fast else {}),
-        **(_accounting(ports, where) if shape.accounting else {}),
+        **(_accounting(ports, where, host) if shape.accounting else {}),
     }
     lines = [f"{key}={value}" for key, value in _changed(settings, shape.extra_conf).items()]
     lines += _nodes(shape, ports, host=host)
@@ -73,10 +91,10 @@ def slurm_conf(
     return "\n".join(lines) + "\n"
 
 
-def _accounting(ports: site.Ports, where: site.Layout) -> dict[str, str]:
+def _accounting(ports: site.Ports, where: site.Layout, host: Host) -> dict[str, str]:
     return {
         "AccountingStorageType": "accounting_storage/slurmdbd",
-        "AccountingStorageHost": "127.0.0.1",
+        "AccountingStorageHost": host.address,
         "AccountingStoragePort": str(ports.slurmdbd),
         "AccountingStoragePass": str(where.munge_socket),
         "AccountingStoreFlags": "job_comment",
@@ -89,10 +107,10 @@ def _changed(settings: Mapping[str, str], changes: Mapping[str, str]) -> dict[st
     return {key: value for key, value in {**settings, **changes}.items() if value}
 
 
-def _nodes(shape: site.Shape, ports: site.Ports, *, host: str) -> list[str]:
+def _nodes(shape: site.Shape, ports: site.Ports, *, host: Host) -> list[str]:
     gres = f" Gres={_gres(shape)}" if shape.gpus_per_node else ""
     return [
-        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
+        f"NodeName={name} NodeHostname={host.name} NodeAddr={host.address} Port={port} "
         f"CPUs={shape.cpus_per_node} RealMemory={shape.cpus_per_node * _MEMORY_PER_CPU_MB}"
         f"{gres} State=UNKNOWN"
         for name, port in zip(shape.node_names, ports.slurmd, strict=True)
@@ -139,16 +157,16 @@ def cgroup_conf(version: Version) -> str:
     return "CgroupPlugin=disabled\n" if version >= (23, 11) else ""
 
 
-def slurmdbd_conf(ports: site.Ports, where: site.Layout, *, host: str) -> str:
+def slurmdbd_conf(ports: site.Ports, where: site.Layout, *, host: Host) -> str:
     """Return slurmdbd.conf; `localhost` means the socket that MYSQL_UNIX_PORT names."""
     settings = {
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={where.munge_socket}",
         "AuthAltTypes": "auth/jwt",
         "AuthAltParameters": f"jwt_key={where.jwt_key}",
-        "CommunicationParameters": "NoInAddrAny",
-        "DbdHost": host,
-        "DbdAddr": "127.0.0.1",
+        **({"CommunicationParameters": "NoInAddrAny"} if host.loopback_only else {}),
+        "DbdHost": host.name,
+        "DbdAddr": host.address,
         "DbdPort": str(ports.slurmdbd),
         "SlurmUser": "root",
         "StorageType": "accounting_storage/mysql",
@@ -173,6 +191,11 @@ def hooks_conf(shape: site.Shape, where: site.Layout, uids: Mapping[str, int]) -
     )
 
 
+# Slurmdbd would create its database, after a connection that fails for want of it; with Debian 13's
+# libmariadb every query on that connection then fails too ("maximum allowed number of columns (=0)").
+MARIADB_INIT = "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
+
+
 def mariadb_options(where: site.Layout) -> tuple[str, ...]:
     """Return mariadbd's options: own data, own socket, no network, no syncing of throw-away data."""
     return (
@@ -182,6 +205,7 @@ def mariadb_options(where: site.Layout) -> tuple[str, ...]:
         f"--socket={where.mysql_socket}",
         f"--pid-file={where.run}/mariadbd.slurm.pid",
         f"--log-error={where.log}/mariadbd.log",
+        f"--init-file={where.etc}/mariadb-init.sql",
         "--skip-networking",
         "--skip-log-bin",
         "--performance-schema=OFF",
