@@ -12,6 +12,9 @@ from scheduler.contracts import clock, errors, ports, requests
 _CACHED = 10_000
 _UID = re.compile(r"^UID:\s+(\S+) \((\d+)\)\s*$", re.MULTILINE)
 _STATUS = re.compile(r"^STATUS:\s+(.+?) \((\d+)\)\s*$", re.MULTILINE)
+_CREDENTIAL_AT_FAULT = range(
+    8, 19
+)  # unmunge exits with munge_err_t: EMUNGE_BAD_CRED to _UNAUTHORIZED
 _CREDENTIAL = re.compile(r"MUNGE:[A-Za-z0-9+/=]+:")
 
 
@@ -104,11 +107,12 @@ def unmunge(credential: str, options: settings.GatewaySettings) -> str:
         ) from None
     answer = done.stdout.decode("utf-8", "replace")
     status, uid = _STATUS.search(answer), _UID.search(answer)
-    if status is None:
-        words = " ".join(done.stderr.decode("utf-8", "replace").split())[:200]
-        raise errors.Internal(f"unmunge: {words}: is munged running on the gateway's host?")
-    if status.group(2) != "0" or done.returncode != 0:
-        raise errors.Unauthenticated(f"MUNGE credential refused: {status.group(1)}; make a new one")
+    words = " ".join(done.stderr.decode("utf-8", "replace").split())[:200]
+    if done.returncode in _CREDENTIAL_AT_FAULT:
+        why = status.group(1) if status else words.removeprefix("unmunge: Error: ")
+        raise errors.Unauthenticated(f"MUNGE credential refused: {why}; make a new one")
+    if done.returncode != 0:
+        raise errors.Internal(f"{words}: is munged running on the gateway's host?")
     if uid is None or uid.group(1) == "???":
         raise errors.Unauthenticated("MUNGE: the user has no name on the gateway's host")
     return uid.group(1)

@@ -66,11 +66,15 @@ async def test_openai_client_raises_on_a_cut_stream_g1() -> None:
         stream = await api.chat.completions.create(
             model="chat", messages=[{"role": "user", "content": "hi"}], stream=True
         )
-        text = ""
-        with pytest.raises(openai.APIError, match="replica was lost"):
+        text = []
+
+        async def read() -> None:
             async for chunk in stream:
-                text += chunk.choices[0].delta.content or ""
-        assert text == "Hello"
+                text.append(chunk.choices[0].delta.content or "")
+
+        with pytest.raises(openai.APIError, match="replica was lost"):
+            await read()
+        assert "".join(text) == "Hello"
 
 
 @pytest.mark.parametrize("stream", [False, True])
