@@ -1,0 +1,277 @@
+"""The batch runner against a scripted gateway: what each kind of answer does to a line and a job."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import pwd
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batch_jobs import intake, model, results
+from tests.unit.batch_jobs import world
+
+
+@dataclasses.dataclass
+class Stage:
+    state_dir: Path
+    store: world.TellingStore
+    gateway: world.ScriptedGateway
+    api: world.AppApi
+
+    async def submit(self, data: bytes, **wish: object) -> int:
+        return await asyncio.to_thread(self.api.submit, data, **wish)
+
+    async def run(self, data: bytes, **wish: object) -> model.BatchJob:
+        job_id = await self.submit(data, **wish)
+        async with world.daemon_running(self.store, self.state_dir, self.gateway.url):
+            return await self.store.ended(job_id)
+
+    def output(self, job_id: int) -> list[dict[str, Any]]:
+        return world.file_lines(self.state_dir, job_id, results.OUTPUT)
+
+    def errors(self, job_id: int) -> list[dict[str, Any]]:
+        return world.file_lines(self.state_dir, job_id, results.ERRORS)
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    store = world.open_store(tmp_path)
+    async with world.ScriptedGateway().running() as gateway:
+        yield Stage(tmp_path, store, gateway, world.AppApi(store, tmp_path))
+    store.close()
+
+
+async def test_every_line_is_answered_once_with_its_own_answer(stage: Stage) -> None:
+    job = await stage.run(world.many(200))
+    assert job.state is model.State.COMPLETED
+    assert job.counts == model.Counts(total=200, ok=200)
+    answers = {
+        line["custom_id"]: line["response"]["body"]["choices"][0]["message"]["content"]
+        for line in stage.output(1)
+    }
+    assert answers == {f"c{n}": f"c{n}" for n in range(1, 201)}
+    assert len(stage.output(1)) == 200
+    assert stage.errors(1) == []
+    assert set(stage.gateway.calls.values()) == {1}
+    headers = stage.gateway.headers[0]
+    assert headers["X-Forebay-Team"] == "physics"
+    assert headers["X-Forebay-User"] == "alice"
+    assert headers["X-Forebay-Batch-Job"] == "1"
+    assert headers["X-Forebay-Priority"] == "batch"
+    assert headers["Authorization"] == "Bearer service"
+
+
+async def test_results_come_in_input_order_if_asked(stage: Stage) -> None:
+    async def late(custom_id: str) -> None:
+        if custom_id == "c1":
+            await released.wait()
+        if custom_id == "c9":
+            released.set()
+
+    released = asyncio.Event()
+    stage.gateway.before = late
+    await stage.run(world.many(9) + b"{}\n" + world.line("c11"), order="input")
+    assert [line["custom_id"] for line in stage.output(1)] == [f"c{n}" for n in [*range(1, 10), 11]]
+
+
+async def test_b2_three_bad_lines_cost_no_other_line(stage: Stage) -> None:
+    rows = world.many(1000).splitlines(keepends=True)
+    rows[2] = rows[2].replace(b"user", b"us\xffer")
+    rows[699] = b"[1, 2]\n"
+    stage.gateway.script["c500"] = [world.TOO_LONG]
+    job = await stage.run(b"".join(rows))
+    assert job.state is model.State.COMPLETED
+    assert (job.counts.ok, job.counts.failed, job.counts.retried) == (997, 3, 0)
+    errors = {line["error"]["line"]: line for line in stage.errors(1)}
+    assert sorted(errors) == [3, 500, 700]
+    assert "line 3: not UTF-8" in errors[3]["error"]["message"]
+    assert errors[500]["error"]["code"] == "context_length_exceeded"
+    assert errors[500]["response"]["status_code"] == 400
+    assert "an array" in errors[700]["error"]["message"]
+    assert set(stage.gateway.calls.values()) == {1}
+    assert sum(stage.gateway.calls.values()) == 998
+
+
+async def test_b3_counts_agree_with_the_files(stage: Stage) -> None:
+    for bad in ("c2", "c8"):
+        stage.gateway.script[bad] = [world.TOO_LONG]
+    job = await stage.run(world.many(9))
+    assert (job.counts.ok, job.counts.failed) == (7, 2)
+    assert len(stage.output(1)) == 7
+    assert {line["custom_id"] for line in stage.errors(1)} == {"c2", "c8"}
+    assert all(line["error"] for line in stage.errors(1))
+    assert all(line["error"] is None for line in stage.output(1))
+
+
+async def test_b3_all_lines_failed_leaves_no_output_file(stage: Stage) -> None:
+    for n in range(1, 4):
+        stage.gateway.script[f"c{n}"] = [world.TOO_LONG]
+    job = await stage.run(world.many(3))
+    assert job.state is model.State.COMPLETED
+    assert (job.counts.ok, job.counts.failed) == (0, 3)
+    folder = intake.job_folder(stage.state_dir, 1)
+    assert not (folder / results.OUTPUT).exists()
+    assert len(stage.errors(1)) == 3
+
+
+async def test_b6_preemptions_never_count_against_the_cap(stage: Stage) -> None:
+    stage.gateway.script["c1"] = [world.PREEMPTED] * 12 + [world.Reply(500, "internal")] * 2
+    stage.gateway.script["c2"] = [world.SHED] * 12 + [world.CUT] * 2
+    job = await stage.run(world.many(3))
+    assert job.state is model.State.COMPLETED
+    assert job.counts == model.Counts(total=3, ok=3, preempted=12, retried=4)
+    assert stage.gateway.calls["c1"] == 15
+    assert stage.gateway.calls["c2"] == 15
+
+
+async def test_a_line_that_fails_too_often_is_given_up_with_its_last_error(stage: Stage) -> None:
+    stage.gateway.script["c2"] = [world.Reply(500, "internal")] * 99
+    job = await stage.run(world.many(3))
+    assert (job.counts.ok, job.counts.failed, job.counts.retried) == (2, 1, 4)
+    assert stage.gateway.calls["c2"] == world.QUICK.retry_cap
+    error = stage.errors(1)[0]["error"]
+    assert error["message"] == "line 2: given up after 5 failures: said internal"
+
+
+async def test_a_line_that_loses_two_replicas_is_set_aside(stage: Stage) -> None:
+    stage.gateway.script["c1"] = [world.LOST] * 99
+    stage.gateway.script["c3"] = [world.LOST]
+    job = await stage.run(world.many(3))
+    assert (job.counts.ok, job.counts.failed) == (2, 1)
+    assert stage.gateway.calls["c1"] == 2
+    assert stage.gateway.calls["c3"] == 2
+    error = stage.errors(1)[0]["error"]
+    assert error["code"] == "poisonous_line"
+    assert "2 replicas were lost" in error["message"]
+
+
+async def test_cancel_ends_lines_in_flight_and_keeps_answers(stage: Stage) -> None:
+    stage.gateway.stuck = {f"c{n}" for n in range(11, 21)}
+    job_id = await stage.submit(world.many(20))
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
+        await stage.store.until(job_id, lambda job: job.counts.ok == 10)
+        assert stage.store.cancel(job_id, 1)
+        job = await stage.store.ended(job_id)
+    assert job.state is model.State.CANCELLED
+    assert job.counts == model.Counts(total=20, ok=10, failed=10)
+    assert {line["error"]["code"] for line in stage.errors(1)} == {"batch_cancelled"}
+    assert {line["custom_id"] for line in stage.errors(1)} == stage.gateway.stuck
+    assert stage.gateway.in_flight == 0
+
+
+async def test_a_pending_job_is_cancelled_without_a_run(stage: Stage) -> None:
+    job_id = await stage.submit(world.many(3), hold=True)
+    stage.store.cancel(job_id, 1)
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
+        job = await stage.store.ended(job_id)
+    assert job.state is model.State.CANCELLED
+    assert len(stage.errors(job_id)) == 3
+    assert not stage.gateway.calls
+
+
+async def test_time_limit_expires_what_is_open(stage: Stage) -> None:
+    stage.gateway.stuck = {"c2"}
+    job = await stage.run(world.many(2), time_limit_s=1)
+    assert job.state is model.State.TIMEOUT
+    assert job.reason == model.Reason.TIME_LIMIT
+    assert [line["custom_id"] for line in stage.output(1)] == ["c1"]
+    assert stage.errors(1)[0]["error"]["code"] == "batch_expired"
+
+
+async def test_held_and_later_jobs_wait_with_slurms_reasons(stage: Stage) -> None:
+    held = await stage.submit(world.many(1), hold=True)
+    later = await stage.submit(world.many(1), begin_us=4_000_000_000_000_000)
+    now = await stage.submit(world.many(1))
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
+        await stage.store.ended(now)
+        shown = await asyncio.to_thread(stage.api.call, "GET", "/forebay/v1/jobs")
+        reasons = {job["job_id"]: (job["state"], job["reason"]) for job in shown.json["jobs"]}
+        assert reasons[held] == ("PENDING", "JobHeldUser")
+        assert reasons[later] == ("PENDING", "BeginTime")
+        assert stage.store.hold(held, "")
+        assert (await stage.store.ended(held)).state is model.State.COMPLETED
+
+
+async def test_lines_that_find_no_room_are_offered_again_until_they_do(stage: Stage) -> None:
+    for n in range(1, 30):
+        stage.gateway.script[f"c{n}"] = [world.SHED] * 3
+    job = await stage.run(world.many(300))
+    assert job.counts == model.Counts(total=300, ok=300)
+    assert sum(stage.gateway.calls.values()) == 300 + 29 * 3
+
+
+async def test_a_small_job_is_not_starved_by_a_big_one(stage: Stage) -> None:
+    order: list[str] = []
+
+    async def note(custom_id: str) -> None:
+        order.append(custom_id)
+
+    stage.gateway.before = note
+    big = await stage.submit(world.many(400))
+    other = dataclasses.replace(world.ALICE, team="chemistry", user="bob")
+    stage.api.caller = other
+    small = await stage.submit(b"".join(world.line(f"s{n}") for n in range(20)))
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
+        await stage.store.ended(small)
+        await stage.store.ended(big)
+    last = max(at for at, custom_id in enumerate(order) if custom_id.startswith("s"))
+    assert last < 200
+
+
+async def test_a_job_whose_file_is_gone_fails_and_says_so(stage: Stage) -> None:
+    job_id = await stage.submit(world.many(2))
+    (intake.job_folder(stage.state_dir, job_id) / results.INPUT).unlink()
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
+        job = await stage.store.ended(job_id)
+    assert job.state is model.State.FAILED
+    assert job.reason == model.Reason.LAUNCH_FAILED
+    assert "gone" in job.detail
+
+
+async def test_a3_polling_a_finished_job_writes_nothing(stage: Stage) -> None:
+    job = await stage.run(world.many(5))
+    folder = intake.job_folder(stage.state_dir, job.job_id)
+
+    def everything() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+    before, calls = everything(), sum(stage.gateway.calls.values())
+    for _ in range(60):
+        answer = await asyncio.to_thread(stage.api.call, "GET", f"/forebay/v1/jobs/{job.job_id}")
+        assert answer.json["state"] == "COMPLETED"
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
+        pass
+    assert everything() == before
+    assert sum(stage.gateway.calls.values()) == calls
+    assert stage.store.must(job.job_id) == job
+
+
+async def test_results_are_published_under_the_pattern(stage: Stage, tmp_path: Path) -> None:
+    stage.gateway.script["c2"] = [world.TOO_LONG]
+    stage.api.caller = dataclasses.replace(world.ALICE, user=_me())
+    job = await stage.run(world.many(3), cwd=str(tmp_path), name="night", output="%x-%j.jsonl")
+    assert job.state is model.State.COMPLETED
+    good = (tmp_path / "night-1.jsonl").read_bytes().splitlines()
+    assert sorted(json.loads(text)["custom_id"] for text in good) == ["c1", "c3"]
+    assert len((tmp_path / "night-1.err.jsonl").read_bytes().splitlines()) == 1
+
+
+async def test_an_output_that_is_refused_fails_the_job_and_keeps_the_results(
+    stage: Stage, tmp_path: Path
+) -> None:
+    (tmp_path / "out.jsonl").symlink_to(tmp_path / "elsewhere")
+    stage.api.caller = dataclasses.replace(world.ALICE, user=_me())
+    job = await stage.run(world.many(2), cwd=str(tmp_path), output="out.jsonl")
+    assert job.state is model.State.FAILED
+    assert job.reason == model.Reason.OUTPUT_REFUSED
+    assert "symbolic link" in job.detail
+    assert not (tmp_path / "elsewhere").exists()
+    assert len(stage.output(1)) == 2
+
+
+def _me() -> str:
+    return pwd.getpwuid(os.geteuid()).pw_name
