@@ -43,6 +43,20 @@ class Reading:
         return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Where every row is at one moment: once, either in `rows` or in `files`.
+
+    Attributes:
+        rows: rows that are only in spools.
+        files: paths of verified Parquet files by table.
+    """
+
+    rows: tuple[usage.Row, ...]
+    files: Mapping[str, Sequence[str]]
+    problems: tuple[str, ...]
+
+
 class _Moved(Exception):
     """A file went away between the manifest and its opening: the manifest has moved on, read again."""
 
@@ -74,23 +88,34 @@ class Books:
         """
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(_Moved):
-                reading = self._read(first_us, last_us)
+                found = self._take(first_us, last_us)
+                session = self._session(found, first_us, last_us)
                 break
         else:
-            raise manifests.ManifestDamaged(
-                f"{self._folder}: files that the manifest names are missing: restore them from a backup"
-            )
+            raise self._lost()
         try:
-            yield reading
+            yield Reading(session, found.problems)
         finally:
-            reading.session.close()
+            session.close()
 
-    def _read(self, first_us: int, last_us: int) -> Reading:
+    def snapshot(self, first_us: int = 0, last_us: int = MAX_US) -> Snapshot:
+        """Find the rows without opening a session; arguments and errors as of `reading`."""
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(_Moved):
+                return self._take(first_us, last_us)
+        raise self._lost()
+
+    def _lost(self) -> manifests.ManifestDamaged:
+        return manifests.ManifestDamaged(
+            f"{self._folder}: files that the manifest names are missing: restore them from a backup"
+        )
+
+    def _take(self, first_us: int, last_us: int) -> Snapshot:
         live = dict(self._segments())
         current = manifests.load(self._folder) or manifests.Manifest()
         fresh = {name: read for name, read in live.items() if name not in current.segments}
         problems = [read.problem for read in fresh.values() if read.problem and read.sealed]
-        rows = [row for read in fresh.values() for row in read.rows]
+        rows = tuple(row for read in fresh.values() for row in read.rows)
         files: dict[str, list[str]] = {table: [] for table in schema.TABLES}
         for entry in current.files:
             if entry.first_us < last_us and entry.last_us >= first_us:
@@ -99,7 +124,7 @@ class Books:
                     problems.append(fault)
                 else:
                     files[entry.table].append(str(self._folder / entry.path))
-        return Reading(self._session(files, rows, first_us, last_us), tuple(problems))
+        return Snapshot(rows, files, tuple(problems))
 
     def _segments(self) -> Iterator[tuple[str, segment.Segment]]:
         for path in ship.segments(self._state_dir):
@@ -133,13 +158,7 @@ class Books:
             "are not counted; restore the file from a backup"
         )
 
-    def _session(
-        self,
-        files: Mapping[str, Sequence[str]],
-        rows: Sequence[usage.Row],
-        first_us: int,
-        last_us: int,
-    ) -> Any:
+    def _session(self, found: Snapshot, first_us: int, last_us: int) -> Any:
         session = duckdb.connect(
             ":memory:",
             config={
@@ -154,12 +173,12 @@ class Books:
             session.execute("SET VARIABLE first_us = ?", [first_us])
             session.execute("SET VARIABLE last_us = ?", [last_us])
             for table in schema.TABLES:
-                live = [row for row in rows if schema.table_of(row) == table]
+                live = [row for row in found.rows if schema.table_of(row) == table]
                 session.register(f"{table}_live", schema.to_arrow(table, live))
                 source = f"SELECT * FROM {table}_live"  # noqa: S608 - a table name of ours
-                if files[table]:
+                if found.files[table]:
                     stored = session.read_parquet(
-                        list(files[table]), union_by_name=True, hive_partitioning=False
+                        list(found.files[table]), union_by_name=True, hive_partitioning=False
                     )
                     stored.create_view(f"{table}_stored")
                     source = f"SELECT * FROM {table}_stored UNION ALL BY NAME {source}"  # noqa: S608 - as above

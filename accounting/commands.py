@@ -135,6 +135,10 @@ def _ask(
     if path == "requests":
         params["attempts"] = "1" if options.duplicates else "0"
         params["lines"] = "0" if options.allocations else "1"
+        if (
+            options.state is not None
+        ):  # a state that no outcome has (PD) is left to the rows' own filter
+            params["outcome"] = ",".join(fields.outcomes(fields.states(options.state)))
     answer = api.call(
         "GET", f"{_BASE}/{path}", params={name: value for name, value in params.items() if value}
     )

@@ -52,6 +52,11 @@ def states(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def outcomes(wanted: frozenset[str]) -> tuple[str, ...]:
+    """Return the outcomes that these states stand for."""
+    return tuple(outcome for outcome, name in STATE_OF.items() if name in wanted)
+
+
 def state(row: layout.Row) -> str:
     """Return a row's state in Slurm's words; a batch job's comes from the lines dispatched so far."""
     if row["record"] == "job":
@@ -161,18 +166,18 @@ FIELDS = (
     _C("End", 19, _time("ended_us"), "when it ended"),
     _C("Elapsed", 10, _elapsed, "End - Start"),
     _C("TTFT", 8, _ttft, "seconds from Submit to FirstToken"),
-    _C("PromptTokens", 9, _prompt, "uncached and cached prompt tokens"),
-    _C("UncachedTokens", 9, _plain("uncached_prompt_tokens"), "prompt tokens computed"),
-    _C("CachedTokens", 9, _plain("cached_prompt_tokens"), "prompt tokens from the prefix cache"),
-    _C("CachedShare", 6, _cached_share, "percent of prompt tokens that were cached"),
-    _C("OutputTokens", 9, _plain("output_tokens"), "tokens sampled, of all attempts"),
+    _C("PromptTokens", 12, _prompt, "uncached and cached prompt tokens"),
+    _C("UncachedTokens", 14, _plain("uncached_prompt_tokens"), "prompt tokens computed"),
+    _C("CachedTokens", 12, _plain("cached_prompt_tokens"), "prompt tokens from the prefix cache"),
+    _C("CachedShare", 11, _cached_share, "percent of prompt tokens that were cached"),
+    _C("OutputTokens", 12, _plain("output_tokens"), "tokens sampled, of all attempts"),
     _C(
         "PlatformTokens",
         9,
         _plain("platform_tokens"),
         "of all tokens, those that the platform pays",
     ),
-    _C("TokensPerSec", 8, _tokens_per_s, "OutputTokens / Elapsed"),
+    _C("TokensPerSec", 12, _tokens_per_s, "OutputTokens / Elapsed"),
     _C("Lines", 7, _plain("lines"), "lines of the batch job dispatched so far"),
     _C("LinesOK", 7, _plain("ok"), "of these, ended well"),
     _C("Preempted", 9, _plain("preempted"), "attempts of the batch job that were preempted"),
@@ -184,7 +189,5 @@ FIELDS = (
     _C("Runs", 4, _plain("runs"), "lease: runs of its Slurm job"),
     _C("GPUSeconds", 10, _gpu_seconds, "lease: GPU-seconds in the window, all runs"),
 )
-DEFAULT = (
-    "JobID,Team,User,Model,Tier,State,PromptTokens,CachedTokens%12,OutputTokens%12,TTFT,Elapsed"
-)
+DEFAULT = "JobID,Team,User,Model,Tier,State,PromptTokens,CachedTokens,OutputTokens,TTFT,Elapsed"
 LEASES = "Lease,SlurmJobID,Cluster,Team,Kind,GPUs,Runs,Start,End,GPUSeconds"

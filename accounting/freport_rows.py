@@ -97,7 +97,7 @@ def columns(report: str, chosen: str, shown: Sequence[str]) -> list[layout.Colum
     for place, name in enumerate(_KEYS[report]):
         found.append(layout.Column(name.capitalize(), -12, _key(name, first=place == 0)))
     if "gpu" in shown:
-        found.append(layout.Column("GPU", 12, _gpu(chosen)))
+        found.append(layout.Column("GPU", 10, _gpu(chosen)))
     if "tokens" in shown:
         for title, name in _TOKENS:
             found.append(layout.Column(title, 10, _count(name)))

@@ -64,10 +64,21 @@ def _asked(request: fastapi.Request) -> _Asked | errors.ForebayError:
         return errors.BadRequest("start_us and end_us are UTC microseconds, whole numbers")
     if not 0 <= window.start_us < window.end_us <= books.MAX_US:
         return errors.BadRequest("start_us must be before end_us", param="start_us")
-    names = ("team", "user", "model", "tier", "outcome", "job")
-    lists = [tuple(filter(None, given.get(name, "").split(","))) for name in names]
+
+    def listed(name: str) -> tuple[str, ...]:
+        return tuple(filter(None, given.get(name, "").split(",")))
+
+    wanted = reports.Filter(
+        teams=listed("team"),
+        users=listed("user"),
+        models=listed("model"),
+        tiers=listed("tier"),
+        outcomes=listed("outcome"),
+        jobs=listed("job"),
+        lines=given.get("lines", "1") != "0",
+    )
     caller: requests.Caller = request.state.caller
-    return _Asked(caller, window, reports.Filter(*lists, lines=given.get("lines", "1") != "0"))
+    return _Asked(caller, window, wanted)
 
 
 _Ask = Annotated[_Asked | errors.ForebayError, fastapi.Depends(_asked)]

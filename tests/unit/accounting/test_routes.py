@@ -8,56 +8,17 @@ import fastapi
 import httpx
 import pytest
 
-from accounting import routes, settings, ship, spool
-from scheduler.contracts import clock, errors, ids, requests, slurm, usage
-from tests.unit.accounting import samples
+from accounting import routes, settings, ship
+from scheduler.contracts import clock, errors, requests
+from tests.unit.accounting import world
 
-SECOND = 1_000_000
-NOON = samples.NOON
-ADMIN = requests.Caller("ops", "root", "k0", admin=True)
-ANN = requests.Caller("red", "ann", "k1")
-BOB = requests.Caller("blue", "bob", "k2", coordinator=True)
-
-ROWS: list[usage.Row] = [
-    # ann: a replica died under her, the second attempt went well
-    samples.row("open", "q1", 1),
-    samples.row(
-        "close", "q1", 1, outcome="replica_lost", payer="platform", output_tokens=4, ended_us=NOON + 9
-    ),
-    samples.row(
-        "close", "q1", 2, started_us=NOON + 10, ended_us=NOON + SECOND,
-        uncached_prompt_tokens=8, output_tokens=10,
-    ),
-    # bob's two batch lines, one of them preempted and sent again as a new request
-    *[
-        samples.row(
-            "close", request, team="blue", user="bob", tier="batch", batch_job_id=12, custom_id=line,
-            started_us=start, ended_us=start + SECOND, outcome=outcome, payer=payer,
-            uncached_prompt_tokens=5, cached_prompt_tokens=1, output_tokens=tokens,
-        )
-        for request, line, start, outcome, payer, tokens in [
-            ("b1", "x", NOON + SECOND, "preempted", "platform", 3),
-            ("b2", "x", NOON + 2 * SECOND, "ok", "team", 7),
-            ("b3", "y", NOON + 2 * SECOND, "ok", "team", 7),
-        ]
-    ],
-    samples.row("close", "r1", user="rob", outcome="refused", ended_us=NOON, reason="replica full"),
-    samples.gpu(0, 10),
-    samples.replica("serving", NOON, NOON + 10 * SECOND),
-]  # fmt: skip
-
-
-class Books:
-    def accounting(self, job_id: ids.SlurmJobId) -> tuple[slurm.JobRun, ...]:
-        return (slurm.JobRun(job_id, 0, slurm.JobState.COMPLETED, NOON, NOON + 10 * SECOND, 10, 4),)
+SECOND, NOON = world.SECOND, world.NOON
+ADMIN, ANN, BOB = world.ADMIN, world.ANN, world.BOB
 
 
 @pytest.fixture(params=["live", "shipped"])
 def state(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    sink = spool.Spool(tmp_path / "spool" / "gateway", "gateway", clock=clock.FakeClock())
-    for row in ROWS:
-        sink.append(row)
-    sink.close()
+    world.write(tmp_path)
     if request.param == "shipped":
         ship.ship(tmp_path, clock.FakeClock())
     return tmp_path
@@ -181,7 +142,7 @@ async def test_other_groups_have_the_same_sum(get: Get, by: str) -> None:
 
 
 async def test_reconcile_shows_both_books(get: Get) -> None:
-    (row,) = (await get("reconcile", port=Books()))["rows"]
+    (row,) = (await get("reconcile", port=world.Books()))["rows"]
     assert (row["forebay_us"], row["sacct_us"], row["agrees"]) == (40 * SECOND, 40 * SECOND, True)
     await get("reconcile", code=404)
 
