@@ -42,7 +42,7 @@ class Applier:
         self._registry = registry
         self._options = options
         self._time = time
-        self._writes = writer.Writer(picture, registry)
+        self._writes = writer.Writer(picture, registry, time)
         self._leases = lease_acts.LeaseActs(picture, self._writes, port, renderer, options, time)
         self._handlers: dict[type, Callable[[Any], Coroutine[Any, Any, None]]] = {
             actions.RequestLease: self._leases.request_lease,

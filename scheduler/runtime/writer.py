@@ -2,7 +2,7 @@
 
 import asyncio
 
-from scheduler.contracts import fleet, ids
+from scheduler.contracts import clock, fleet, ids
 from scheduler.core import snapshot
 from scheduler.runtime import entries, live
 from scheduler.runtime.registry import store
@@ -15,9 +15,10 @@ class Stale(Exception):
 class Writer:
     """What every action needs: the newest state of what it is about, and a way to write it down."""
 
-    def __init__(self, picture: live.Live, registry: store.Registry) -> None:
+    def __init__(self, picture: live.Live, registry: store.Registry, time: clock.Clock) -> None:
         self._live = picture
         self._registry = registry
+        self._time = time
 
     async def wish(
         self,
@@ -40,7 +41,9 @@ class Writer:
 
     async def save_lease(self, lease: fleet.Lease) -> None:
         """Insert or overwrite a lease."""
-        await asyncio.to_thread(self._registry.holdings.save_lease, self._live.epoch, lease)
+        await asyncio.to_thread(
+            self._registry.holdings.save_lease, self._live.epoch, lease, self._time.wall_us()
+        )
 
     def lease(self, lease_id: ids.LeaseId) -> entries.LeaseEntry:
         """Return an open lease; raises `Stale`."""

@@ -8,7 +8,7 @@ from sqlalchemy import orm
 
 from scheduler.contracts import errors, fleet, ids
 from scheduler.core import replicas, snapshot
-from scheduler.runtime.registry import catalog, database, tables
+from scheduler.runtime.registry import catalog, database, journal, tables
 
 ENDED_KEPT = 1000  # ended leases whose stamps are still known; older jobs are long gone from Slurm
 
@@ -113,13 +113,15 @@ class Holdings:
         with self._base.read() as session:
             return frozenset(ids.ReplicaId(found) for found in session.scalars(query))
 
-    def save_lease(self, epoch: int, lease: fleet.Lease) -> None:
-        """Insert or overwrite a lease."""
+    def save_lease(self, epoch: int, lease: fleet.Lease, now_us: int) -> None:
+        """Insert or overwrite a lease; a new state is an event."""
         with self._base.write(epoch) as session:
             row = session.get(tables.Lease, lease.lease_id)
             if row is None:
                 row = tables.Lease(lease_id=lease.lease_id, revision=0)
                 session.add(row)
+            if row.state != lease.state:
+                journal.note(session, now_us, lease.lease_id, f"{lease.state}: {lease.reason}")
             _fill_lease(row, lease)
 
     def save_wishes(
@@ -160,6 +162,9 @@ class Holdings:
                     continue
                 row.state = replica.state.value
                 row.reason = replica.reason
+                journal.note(
+                    session, now_us, replica.replica_id, f"{replica.state}: {replica.reason}"
+                )
                 if replicas.replica_final(replica.state) and not row.ended_us:
                     row.ended_us = now_us
             for slot in slots:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from scheduler.runtime.registry import database, tables
 
@@ -42,16 +43,6 @@ class Journal:
                 Entry(row.at_us, f"epoch {row.epoch}", row.body) for row in session.scalars(query)
             )
 
-    def add_event(self, epoch: int, at_us: int, subject: str, text: str) -> None:
-        """Keep an event; the newest few thousand stay."""
-        with self._base.write(epoch) as session:
-            row = tables.Event(at_us=at_us, subject=subject, text=text)
-            session.add(row)
-            session.flush()
-            session.execute(
-                sa.delete(tables.Event).where(tables.Event.event_id <= row.event_id - EVENTS_KEPT)
-            )
-
     def events(self, limit: int = 50) -> tuple[Entry, ...]:
         """Return the newest events, the newest first."""
         query = sa.select(tables.Event).order_by(tables.Event.event_id.desc()).limit(limit)
@@ -75,3 +66,13 @@ class Journal:
         with self._base.read() as session:
             row = session.get(tables.Fact, name)
             return None if row is None else Entry(row.at_us, row.name, row.body)
+
+
+def note(session: orm.Session, at_us: int, subject: str, text: str) -> None:
+    """Keep an event with the change that it tells of; the newest few thousand stay."""
+    row = tables.Event(at_us=at_us, subject=subject, text=text)
+    session.add(row)
+    session.flush()
+    session.execute(
+        sa.delete(tables.Event).where(tables.Event.event_id <= row.event_id - EVENTS_KEPT)
+    )

@@ -1,0 +1,289 @@
+"""/admin: what operators see and change, mounted by the gateway behind its authentication.
+
+Reading models, replicas, leases, nodes, queues and the last plan needs any credential; API keys and
+every change need an admin. A change is a wish in the registry; the leading broker carries it out. No
+answer holds a secret, except the token of a key that was just made.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import fastapi
+import pydantic
+from sqlalchemy import exc
+
+from scheduler.contracts import clock, errors, fleet, ports, requests
+from scheduler.runtime.registry import keys, store
+
+
+class NewKey(pydantic.BaseModel):
+    """What an API key should allow; `expires_us` is UTC µs, 0 for never."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    team: str
+    user: str
+    tiers: list[requests.Tier] = [requests.Tier.INTERACTIVE, requests.Tier.STANDARD]
+    models: list[str] = []
+    admin: bool = False
+    coordinator: bool = False
+    comment: str = ""
+    expires_us: int = 0
+
+
+class Scale(pydantic.BaseModel):
+    """How many replicas of a model's version are kept warm."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    replicas: int = pydantic.Field(ge=0)
+    version: str | None = None
+
+
+def router(
+    registry: store.Registry, source: ports.FleetSource, time: clock.Clock
+) -> fastapi.APIRouter:
+    """Return the routes; the app must set ``request.state.caller`` and map `errors.ForebayError`."""
+    routes = fastapi.APIRouter(prefix="/admin", tags=["admin"], route_class=_Guarded)
+    _add_reads(routes, registry, source, time)
+    _add_keys(routes, registry, time)
+    _add_changes(routes, registry)
+    return routes
+
+
+class _Guarded(fastapi.routing.APIRoute):
+    """Turns a registry that does not answer into an error that callers know."""
+
+    def get_route_handler(self) -> Callable[[fastapi.Request], Any]:
+        handler = super().get_route_handler()
+
+        async def guarded(request: fastapi.Request) -> fastapi.Response:
+            try:
+                return await handler(request)
+            except exc.SQLAlchemyError as error:
+                raise errors.NoReplica(
+                    "registry does not answer: nothing was changed, try again later",
+                    retry_after_s=5.0,
+                ) from error
+
+        return guarded
+
+
+def caller(request: fastapi.Request) -> requests.Caller:
+    """Return who asks; raises `errors.Unauthenticated`."""
+    found = getattr(request.state, "caller", None)
+    if not isinstance(found, requests.Caller):
+        raise errors.Unauthenticated("no credential: set FOREBAY_API_KEY or use MUNGE")
+    return found
+
+
+def admin(request: fastapi.Request) -> requests.Caller:
+    """Return who asks, if that is an admin; raises `errors.Forbidden`."""
+    found = caller(request)
+    if not found.admin:
+        raise errors.Forbidden(f"user {found.user} is no admin: ask one to do this")
+    return found
+
+
+Reader = Annotated[requests.Caller, fastapi.Depends(caller)]
+Admin = Annotated[requests.Caller, fastapi.Depends(admin)]
+
+
+def _add_reads(
+    routes: fastapi.APIRouter,
+    registry: store.Registry,
+    source: ports.FleetSource,
+    time: clock.Clock,
+) -> None:
+    @routes.get("/models")
+    def models(who: Reader) -> dict[str, Any]:
+        return {"models": model_list(registry, source)}
+
+    @routes.get("/replicas")
+    def replicas(who: Reader, all: bool = False) -> dict[str, Any]:
+        return {"replicas": replica_list(registry, source, ended=all)}
+
+    @routes.get("/leases")
+    def leases(who: Reader, all: bool = False) -> dict[str, Any]:
+        found = registry.holdings.leases()
+        open_ones = [item for item in found if all or item.state is not fleet.LeaseState.ENDED]
+        return {"leases": [dataclasses.asdict(lease) for lease in open_ones]}
+
+    @routes.get("/nodes")
+    def nodes(who: Reader) -> dict[str, Any]:
+        return _fact(registry, "nodes", {"nodes": [], "error": "no broker has led here yet"})
+
+    @routes.get("/queue")
+    def queue(who: Reader) -> dict[str, Any]:
+        fact = registry.journal.fact("queue")
+        return {"queue": fact.body if fact else {}, "at_us": fact.at_us if fact else 0}
+
+    @routes.get("/plan")
+    def plan(who: Reader, limit: Annotated[int, fastapi.Query(ge=1, le=1000)] = 1) -> Any:
+        return {
+            "plans": [
+                {"at_us": entry.at_us, "leader": entry.name, **entry.body}
+                for entry in registry.journal.plans(limit)
+            ]
+        }
+
+    @routes.get("/events")
+    def events(who: Reader, limit: Annotated[int, fastapi.Query(ge=1, le=1000)] = 50) -> Any:
+        return {
+            "events": [
+                {"at_us": entry.at_us, "subject": entry.name, **entry.body}
+                for entry in registry.journal.events(limit)
+            ]
+        }
+
+    @routes.get("/explain")
+    def explain(who: Reader, model: str = "") -> dict[str, Any]:
+        view = source.view()
+        age = None if view is None else round(time.monotonic() - view.received, 3)
+        return {**explanation(registry, source, model), "view_age_s": age}
+
+
+def _add_keys(routes: fastapi.APIRouter, registry: store.Registry, time: clock.Clock) -> None:
+    @routes.get("/keys")
+    def list_keys(who: Admin) -> dict[str, Any]:
+        return {"keys": [dataclasses.asdict(key) for key in registry.keys.list()]}
+
+    @routes.post("/keys", status_code=201)
+    def create_key(who: Admin, wish: NewKey) -> dict[str, Any]:
+        key, token = registry.keys.create(
+            keys.Key(
+                key_id="",
+                team=wish.team,
+                user=wish.user,
+                tiers=tuple(wish.tiers),
+                models=tuple(wish.models),
+                admin=wish.admin,
+                coordinator=wish.coordinator,
+                comment=wish.comment,
+                expires_us=wish.expires_us,
+            ),
+            time.wall_us(),
+        )
+        return {**dataclasses.asdict(key), "token": token}
+
+    @routes.delete("/keys/{key_id}")
+    def revoke_key(who: Admin, key_id: str) -> dict[str, Any]:
+        registry.keys.revoke(key_id, time.wall_us())
+        return {"key_id": key_id, "revoked": True}
+
+
+def _add_changes(routes: fastapi.APIRouter, registry: store.Registry) -> None:
+    @routes.post("/models/{model}/scale")
+    def scale(who: Admin, model: str, wish: Scale) -> dict[str, Any]:
+        registry.catalog.scale(model, wish.replicas, wish.version)
+        return {"model": model, "replicas": wish.replicas}
+
+    @routes.post("/models/{model}/hold")
+    def hold(who: Admin, model: str) -> dict[str, Any]:
+        registry.catalog.hold_batch(model, True)
+        return {"model": model, "hold_batch": True}
+
+    @routes.post("/models/{model}/release")
+    def release(who: Admin, model: str) -> dict[str, Any]:
+        registry.catalog.hold_batch(model, False)
+        return {"model": model, "hold_batch": False}
+
+    @routes.post("/models/{model}/resume")
+    def resume(who: Admin, model: str) -> dict[str, Any]:
+        registry.catalog.resume(model)
+        return {"model": model, "quarantined": False}
+
+    @routes.post("/replicas/{replica_id}/drain")
+    def drain(who: Admin, replica_id: str) -> dict[str, Any]:
+        registry.holdings.ask_drain(replica_id)
+        return {"replica_id": replica_id, "drain": True}
+
+
+def model_list(registry: store.Registry, source: ports.FleetSource) -> list[dict[str, Any]]:
+    """Return each model with its versions: wanted, and how many are in which state."""
+    view = source.view()
+    replicas = view.replicas if view is not None else ()
+    routes = registry.catalog.routes()
+    tiers = registry.catalog.tiers()
+    found: dict[str, dict[str, Any]] = {}
+    for deployment in registry.catalog.deployments():
+        spec = deployment.spec
+        route = routes.get(spec.model)
+        entry = found.setdefault(
+            spec.model,
+            {
+                "model": spec.model,
+                "max_context": route.max_context if route else spec.max_context,
+                "tiers": list(tiers.get(spec.model, ())),
+                "adapters": list(route.adapters) if route else [],
+                "hold_batch": deployment.hold_batch,
+                "versions": [],
+            },
+        )
+        states: dict[str, int] = {}
+        for replica in replicas:
+            if (replica.spec.model, replica.spec.version) == deployment.key:
+                states[replica.state.value] = states.get(replica.state.value, 0) + 1
+        entry["versions"].append(
+            {
+                "version": spec.version,
+                "engine": spec.engine.value,
+                "weight": route.weights.get(spec.version, 0) if route else 0,
+                "wanted": deployment.replicas,
+                "states": states,
+                "role": deployment.role.value,
+                "seats": spec.seats,
+                "gpus": spec.gpus,
+                "quarantined_until_us": deployment.quarantined_until_us,
+                "quarantine_reason": deployment.quarantine_reason,
+            }
+        )
+    return list(found.values())
+
+
+def replica_list(
+    registry: store.Registry, source: ports.FleetSource, *, ended: bool
+) -> list[dict[str, Any]]:
+    """Return the replicas that gateways see, and the ended ones of the registry if asked for."""
+    view = source.view()
+    live = {replica.replica_id: replica for replica in (view.replicas if view else ())}
+    rows = {row.replica.replica_id: row.replica for row in registry.holdings.replica_rows()}
+    over = {fleet.ReplicaState.STOPPED, fleet.ReplicaState.LOST, fleet.ReplicaState.QUARANTINED}
+    found = [
+        *live.values(),
+        *(
+            replica
+            for replica_id, replica in rows.items()
+            if replica_id not in live and (ended or replica.state not in over)
+        ),
+    ]
+    return [_replica(replica) for replica in found]
+
+
+def explanation(registry: store.Registry, source: ports.FleetSource, model: str) -> dict[str, Any]:
+    """Return why things are as they are: notes of the last tick, the last plan, and the models."""
+    models = model_list(registry, source)
+    if model:
+        models = [entry for entry in models if entry["model"] == model]
+        if not models:
+            raise errors.ModelNotFound(f"{model}: not deployed here; see `fctl show models`")
+    broker = registry.journal.fact("broker")
+    plans = registry.journal.plans(1)
+    return {
+        "broker": {"at_us": broker.at_us, **broker.body} if broker else None,
+        "plan": {"at_us": plans[0].at_us, **plans[0].body} if plans else None,
+        "models": models,
+    }
+
+
+def _replica(replica: fleet.Replica) -> dict[str, Any]:
+    """Return a replica without the path of its secret."""
+    entry = dataclasses.asdict(replica)
+    del entry["secret_file"]
+    return entry
+
+
+def _fact(registry: store.Registry, name: str, absent: dict[str, Any]) -> dict[str, Any]:
+    fact = registry.journal.fact(name)
+    return absent if fact is None else {**fact.body, "at_us": fact.at_us}
