@@ -252,7 +252,7 @@ class Room:
             return False
         self._view = view
         now = self.now
-        self._freshness.observe(view.replicas, now)
+        self._freshness.observe(view.replicas, self.loads, now)
         for route in view.routes.values():
             for version in route.weights:
                 self._hopeless(route.model, version, now)
@@ -304,7 +304,7 @@ class Room:
         if self._full:
             self._full = {mark: until for mark, until in self._full.items() if until > now}
         mine = [replica for replica in self._view.replicas if replica.spec.model == model]
-        situation = routing.Situation(mine, self.loads, self._freshness.ages(now), self._dead(now))
+        situation = routing.Situation(mine, self.loads, self._freshness.heard(now), self._dead(now))
         while (taken := queue.take(lambda ticket: self._place(ticket, situation))) is not None:
             ticket, grant = taken
             others = queue.oldest(ticket.tier) is not None

@@ -41,13 +41,28 @@ class Ask:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Heard:
+    """A replica's newest statistics, seen from here.
+
+    Attributes:
+        age_s: seconds since they last changed.
+        urgent: seats that our interactive and standard requests held there at that time.
+        batch: seats that our batch requests held there at that time.
+    """
+
+    age_s: float
+    urgent: int = 0
+    batch: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Situation:
     """What is known when a request is to be placed.
 
     Attributes:
         replicas: every replica of the newest view.
         loads: what this gateway has in flight.
-        stats_age_s: per replica, seconds since its statistics last changed; missing means never seen.
+        heard: per replica, when its statistics last changed; missing means never.
         dead: per replica, the newest incarnation that is known to be gone.
         full: replicas that said "full" a moment ago, to this band's kind of request.
         draw: a random number in [0, 1) that breaks ties.
@@ -56,7 +71,7 @@ class Situation:
 
     replicas: Sequence[fleet.Replica]
     loads: load.Loads
-    stats_age_s: Mapping[ids.ReplicaId, float]
+    heard: Mapping[ids.ReplicaId, "Heard"]
     dead: Mapping[ids.ReplicaId, int] = dataclasses.field(default_factory=dict)
     full: frozenset[ids.ReplicaId] = frozenset()
     draw: float = 0.0
@@ -64,7 +79,8 @@ class Situation:
 
     def stale(self, replica: fleet.Replica) -> bool:
         """Whether nothing new was heard of ``replica`` for more than a second."""
-        return self.stats_age_s.get(replica.replica_id, math.inf) > STALE_AFTER_S
+        heard = self.heard.get(replica.replica_id)
+        return heard is None or heard.age_s > STALE_AFTER_S
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -206,17 +222,18 @@ def _has_room(ask: Ask, replica: fleet.Replica, situation: Situation) -> bool:
 def batch_room(replica: fleet.Replica, situation: Situation) -> int:
     """Return how many more seats batch may take on a replica.
 
-    With fresh statistics our own count decides and the replica corrects it. With stale ones the last
-    known occupation counts too, so that batch never adds more than the free seats that are known; a
-    replica that was never heard of gets none.
+    With fresh statistics our own count decides and the replica corrects it. With stale ones batch never
+    adds more than the seats that are known to be free: what others held when they came counts as held
+    still. A replica that was never heard of gets none.
     """
     urgent = situation.loads.urgent(replica.replica_id)
     batch = situation.loads.batch(replica.replica_id)
     if situation.stale(replica):
-        if replica.stats is None:
+        heard = situation.heard.get(replica.replica_id)
+        if replica.stats is None or heard is None:
             return 0
-        urgent = max(urgent, replica.stats.interactive)
-        batch = max(batch, replica.stats.batch)
+        urgent += max(0, replica.stats.interactive - heard.urgent)
+        batch += max(0, replica.stats.batch - heard.batch)
     reserved = 0 if replica.role is fleet.Role.BATCH else replica.spec.reserved_seats
     return replica.spec.seats - reserved - urgent - batch
 
@@ -247,20 +264,24 @@ class Freshness:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[ids.ReplicaId, tuple[int, float]] = {}
+        self._seen: dict[ids.ReplicaId, tuple[int, float, int, int]] = {}
 
-    def observe(self, replicas: Sequence[fleet.Replica], now: float) -> None:
-        """Take in a view that came at ``now``."""
-        fresh: dict[ids.ReplicaId, tuple[int, float]] = {}
+    def observe(self, replicas: Sequence[fleet.Replica], loads: load.Loads, now: float) -> None:
+        """Take in a view that came at ``now``, while we had ``loads`` in flight."""
+        fresh: dict[ids.ReplicaId, tuple[int, float, int, int]] = {}
         for replica in replicas:
             if replica.stats is None:
                 continue
-            before = self._seen.get(replica.replica_id)
-            if before is None or before[0] != replica.stats.at_us:
-                before = (replica.stats.at_us, now)
-            fresh[replica.replica_id] = before
+            name, stamp = replica.replica_id, replica.stats.at_us
+            before = self._seen.get(name)
+            if before is None or before[0] != stamp:
+                before = (stamp, now, loads.urgent(name), loads.batch(name))
+            fresh[name] = before
         self._seen = fresh
 
-    def ages(self, now: float) -> dict[ids.ReplicaId, float]:
-        """Return seconds since each replica's statistics changed."""
-        return {replica_id: now - at for replica_id, (_, at) in self._seen.items()}
+    def heard(self, now: float) -> dict[ids.ReplicaId, Heard]:
+        """Return what was heard of each replica, as of ``now``."""
+        return {
+            name: Heard(now - at, urgent, batch)
+            for name, (_, at, urgent, batch) in self._seen.items()
+        }
