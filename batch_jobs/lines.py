@@ -209,10 +209,10 @@ def _line(raw: RawLine, rules: Rules) -> Line:
         if fields.get("method", "POST") != "POST":
             raise Refused("invalid_method", "method must be POST")
         url = fields.get("url", rules.endpoint or None)
-        if url not in ENDPOINTS:
+        if not isinstance(url, str) or url not in ENDPOINTS:
             known = ", ".join(sorted(ENDPOINTS))
             raise Refused("invalid_url", f"url must be one of {known}")
-        return Line(raw.number, custom_id, str(url), _body(fields, rules))
+        return Line(raw.number, custom_id, url, _body(fields, rules))
     except Refused as refused:
         refused.custom_id = custom_id
         raise

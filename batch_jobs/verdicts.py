@@ -62,7 +62,14 @@ class Judged:
     body: dict[str, Any] | None = None
 
 
-_WAIT_CODES = frozenset({errors.Shed.code, errors.NoReplica.code, errors.RecordingUnavailable.code})
+_WAIT_CODES = frozenset(
+    {
+        errors.Shed.code,
+        errors.NoReplica.code,
+        errors.RecordingUnavailable.code,
+        errors.Expired.code,
+    }
+)
 _COUNTED = frozenset({408, 499})
 
 
