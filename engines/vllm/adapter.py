@@ -160,6 +160,7 @@ class TappedLLM(async_llm.AsyncLLM):  # type: ignore[misc]  # vLLM is untyped he
                 async for output in plain:
                     yield output
             return
+        options["priority"] = call.priority  # a caller's own word on it does not count
         # An answer that is not streamed comes in one piece; it is gathered here instead, so that its
         # tokens are counted as they are sampled and a preempted one can be resumed.
         whole = None

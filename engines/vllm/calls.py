@@ -13,10 +13,7 @@ from starlette import types
 
 from engines.replica import engine
 from engines.vllm import ledger
-from scheduler.contracts import requests
 
-TIER_HEADER = b"x-forebay-tier"
-_PRIORITY_HEADER = b"x-vllm-priority"
 _ROLE_CHUNK = b'"role":"'  # in a text this would be escaped
 _INDEX = re.compile(rb'"choices":\[\{"index":(\d+)')
 NewSpeller = Callable[[], ledger.Speller | None]
@@ -61,6 +58,11 @@ class Call:
         for choice, book in self._ledgers.items():
             if choices is None or choice in choices:
                 self._tap.released(choice, book.release())
+
+    @property
+    def priority(self) -> int:
+        """The tier's band, which is vLLM's way round too: lower goes first."""
+        return self._tap.band
 
     @property
     def several(self) -> bool:
@@ -131,7 +133,6 @@ class Releasing:
         if scope["type"] != "http":
             await self._inner(scope, receive, send)
             return
-        scope = _with_priority(scope)
         headers = dict(scope["headers"])
         request_id = headers.get(b"x-request-id", b"").decode("latin-1")
 
@@ -152,13 +153,3 @@ class Releasing:
 def _choices(event: bytes) -> frozenset[int]:
     """Return the choices of which an event holds text."""
     return frozenset(int(number) for number in _INDEX.findall(event))
-
-
-def _with_priority(scope: types.Scope) -> types.Scope:
-    """Put the tier's band where vLLM looks for a priority; a caller's own word there never counts."""
-    tier = dict(scope["headers"]).get(TIER_HEADER)
-    headers = [(k, v) for k, v in scope["headers"] if k not in {TIER_HEADER, _PRIORITY_HEADER}]
-    if tier is not None:
-        band = requests.Tier(tier.decode("ascii")).band
-        headers.append((_PRIORITY_HEADER, b"%d" % band))
-    return {**scope, "headers": headers}

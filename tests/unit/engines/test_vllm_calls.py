@@ -1,0 +1,164 @@
+"""What the engine did for a request, and which ids go out with which bytes."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from starlette import types
+
+from engines.replica import engine
+from engines.vllm import calls
+
+RID = "0190a1b2-0000-7000-8000-000000000001.1"
+
+
+@dataclasses.dataclass
+class Part:
+    index: int
+    token_ids: list[int]
+    text: str
+    finish_reason: str | None = None
+
+
+@dataclasses.dataclass
+class Output:
+    outputs: list[Part]
+    prompt_token_ids: list[int] | None = None
+    num_cached_tokens: int | None = None
+    finished: bool = False
+
+
+@pytest.fixture
+def taps() -> engine.Taps:
+    return engine.Taps(lambda: 77)
+
+
+def begin(running: calls.Calls, engine_id: str, choices: int = 1) -> calls.Call:
+    call = running.begin(engine_id, {"prompt_token_ids": [5, 6]}, choices, lambda: None)
+    assert call is not None
+    return call
+
+
+@pytest.mark.parametrize(
+    ("engine_id", "number"),
+    [(f"chatcmpl-{RID}", 0), (f"cmpl-{RID}-0", 0), (f"cmpl-{RID}-3", 3), (f"embd-{RID}-1", 1)],
+)
+def test_vllms_ids_lead_back_to_ours(taps: engine.Taps, engine_id: str, number: int) -> None:
+    taps.open(RID)
+
+    assert calls.Calls(taps).owner(engine_id) == (RID, number)
+
+
+@pytest.mark.parametrize(
+    "engine_id", ["chatcmpl-stranger", "cmpl-x-0", "cmpl", "", f"cmpl-{RID}-x"]
+)
+def test_what_is_not_ours_is_left_alone(taps: engine.Taps, engine_id: str) -> None:
+    taps.open(RID)
+    running = calls.Calls(taps)
+
+    assert running.owner(engine_id) is None
+    assert running.begin(engine_id, None, 1, lambda: None) is None
+
+
+def test_a_request_is_counted_and_forgotten(taps: engine.Taps) -> None:
+    tap = taps.open(RID)
+    running = calls.Calls(taps)
+    call = begin(running, f"chatcmpl-{RID}")
+    call.note(Output([Part(0, [8], "a")], [5, 6], 1))
+    call.note(Output([Part(0, [9], "b", "stop")]))
+    call.release()
+
+    assert tap.prompt_token_ids == (5, 6)
+    assert (tap.prompt_tokens, tap.cached_tokens, tap.output_tokens) == (2, 1, 2)
+    assert tap.first_token_us == 77
+    assert tap.finish_reasons == {0: "stop"}
+    assert tap.take() == {0: (8, 9)}
+    assert list(running.of(RID)) == [f"chatcmpl-{RID}"]
+    running.forget(RID)
+    assert not running.of(RID)
+
+
+def test_choices_of_several_prompts_do_not_mix(taps: engine.Taps) -> None:
+    tap = taps.open(RID)
+    running = calls.Calls(taps)
+    for number in (0, 1):
+        call = begin(running, f"cmpl-{RID}-{number}", choices=2)
+        call.note(Output([Part(1, [number], "x")], [5, 6]))
+        call.release()
+
+    assert tap.take() == {1: (0,), 3: (1,)}
+    assert tap.prompt_tokens == 4
+
+
+def test_an_embedding_counts_its_prompt_once(taps: engine.Taps) -> None:
+    tap = taps.open(RID)
+    call = begin(calls.Calls(taps), f"embd-{RID}-0")
+    call.note_pooled(Output([], [5, 6, 7], 2, finished=True))
+
+    assert (tap.prompt_tokens, tap.cached_tokens, tap.output_tokens) == (3, 2, 0)
+
+
+def test_a_failure_is_told_to_the_tap(taps: engine.Taps) -> None:
+    tap = taps.open(RID)
+    begin(calls.Calls(taps), f"cmpl-{RID}-0").failed("EngineDeadError: gone")
+
+    assert tap.failure == "EngineDeadError: gone"
+
+
+class App:
+    """An app that answers with given bodies; before each, the engine gives out one token."""
+
+    def __init__(self, bodies: list[bytes], call: calls.Call | None = None) -> None:
+        self._bodies = bodies
+        self._call = call
+        self.scope: types.Scope = {}
+
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
+        self.scope = scope
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for n, body in enumerate(self._bodies):
+            if self._call is not None:
+                self._call.note(Output([Part(0, [n], "x"), Part(1, [10 + n], "y")], [5, 6]))
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def run(app: App, running: calls.Calls, tap: engine.Tap) -> list[Any]:
+    """Return what the tap hands out at each message of the app."""
+    taken: list[Any] = []
+
+    async def send(message: types.Message) -> None:
+        taken.append(tap.take())
+
+    async def receive() -> types.Message:
+        raise AssertionError("nobody asked for the body")
+
+    scope = {"type": "http", "path": "/", "headers": [(b"x-request-id", RID.encode())]}
+    await calls.Releasing(app, running)(scope, receive, send)
+    return taken
+
+
+async def test_ids_go_out_with_their_own_choices_event(taps: engine.Taps) -> None:
+    tap = taps.open(RID)
+    running = calls.Calls(taps)
+    call = begin(running, f"chatcmpl-{RID}", choices=2)
+    role = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+    first = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
+    second = b'data: {"choices":[{"index":1,"delta":{"content":"y"}}]}\n\n'
+
+    taken = await run(App([role, first, second], call), running, tap)
+
+    assert taken == [{}, {}, {0: (0, 1)}, {1: (10, 11, 12)}]
+
+
+async def test_a_whole_answer_hands_out_all(taps: engine.Taps) -> None:
+    tap = taps.open(RID)
+    running = calls.Calls(taps)
+    call = begin(running, f"cmpl-{RID}-0", choices=2)
+
+    assert (await run(App([b'{"choices":[]}'], call), running, tap))[1] == {0: (0,), 1: (10,)}
+
+
+def test_the_tier_is_the_priority(taps: engine.Taps) -> None:
+    taps.open(RID).band = 2
+
+    assert begin(calls.Calls(taps), f"cmpl-{RID}-0").priority == 2
