@@ -72,7 +72,8 @@ class CliClient:
     def submit(self, spec: slurm.JobSpec) -> slurm.Submitted:
         """Submit by ``sbatch --parsable``, the script on its standard input."""
         argv = ["sbatch", *sbatch.arguments(spec)]
-        environment = {**self._environment(), **sbatch.environment(spec)}
+        # All of this reaches the job, so it is what the spec says and the way to Slurm, no more.
+        environment = {**self._conf_variable(), **sbatch.environment(spec)}
         try:
             done = self._run(argv, environment=environment, stdin=spec.script)
         except slurm.SlurmTimeout as error:
@@ -164,11 +165,12 @@ class CliClient:
             self._version = (int(match[1]), int(match[2]))
         return self._version
 
+    def _conf_variable(self) -> dict[str, str]:
+        conf = str(self._conf) if self._conf is not None else os.environ.get("SLURM_CONF", "")
+        return {"SLURM_CONF": conf} if conf else {}
+
     def _environment(self) -> dict[str, str]:
-        conf = {"SLURM_CONF": str(self._conf)} if self._conf is not None else {}
-        if not conf and "SLURM_CONF" in os.environ:
-            conf = {"SLURM_CONF": os.environ["SLURM_CONF"]}
-        return {"PATH": self._path, "LC_ALL": "C.UTF-8", "TZ": "UTC", **conf}
+        return {"PATH": self._path, "LC_ALL": "C.UTF-8", "TZ": "UTC", **self._conf_variable()}
 
     def _call(self, argv: Sequence[str], extra: Mapping[str, str] | None = None) -> str:
         """Run a command that must succeed and return what it printed."""
