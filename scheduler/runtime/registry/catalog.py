@@ -63,7 +63,7 @@ class Catalog:
                     quarantined_until_us=row.quarantined_until_us,
                     quarantine_reason=row.quarantine_reason,
                 )
-                for row, spec in session.execute(query).tuples()
+                for row, spec in session.execute(query)
             )
 
     def routes(self) -> dict[str, fleet.Route]:
@@ -83,7 +83,7 @@ class Catalog:
                     max_context=context,
                     adapters=tuple(sorted(adapters.get(route.model, ()))),
                 )
-                for route, context in session.execute(query).tuples()
+                for route, context in session.execute(query)
             }
 
     def tiers(self) -> dict[str, tuple[str, ...]]:

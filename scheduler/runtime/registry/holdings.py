@@ -120,9 +120,10 @@ class Holdings:
             if row is None:
                 row = tables.Lease(lease_id=lease.lease_id, revision=0)
                 session.add(row)
-            if row.state != lease.state:
-                journal.note(session, now_us, lease.lease_id, f"{lease.state}: {lease.reason}")
+            before = row.state
             _fill_lease(row, lease)
+            if before != lease.state:
+                journal.note(session, now_us, lease.lease_id, f"{lease.state}: {lease.reason}")
 
     def save_wishes(
         self,
@@ -162,11 +163,11 @@ class Holdings:
                     continue
                 row.state = replica.state.value
                 row.reason = replica.reason
+                if replicas.replica_final(replica.state) and not row.ended_us:
+                    row.ended_us = now_us
                 journal.note(
                     session, now_us, replica.replica_id, f"{replica.state}: {replica.reason}"
                 )
-                if replicas.replica_final(replica.state) and not row.ended_us:
-                    row.ended_us = now_us
             for slot in slots:
                 found = session.get(tables.Slot, slot.slot_id)
                 if found is not None:

@@ -1,0 +1,143 @@
+"""A whole broker for tests: real registry, real gRPC, fake time, fake Slurm, fake agents."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from scheduler.contracts import clock, fleet, slurm
+from scheduler.core import plan
+from scheduler.runtime import broker, config, guard, leadership, settings
+from scheduler.runtime.registry import database, store
+from tests import fakeagent, fakeslurm
+
+CHAT = config.ModelSettings(
+    name="chat", engine=fleet.EngineKind.SIMULATED, gpus=4, seats=4, replicas=1
+)
+
+
+def render(lease: fleet.Lease) -> slurm.JobSpec:
+    """Make a lease's job as the composition root does, without a script worth running."""
+    return slurm.JobSpec(
+        name=f"forebay-{lease.lease_id}",
+        script="#!/bin/sh\n",
+        partitions=("serve",),
+        time_limit_s=lease.walltime_s,
+        output="/dev/null",
+        directory="/",
+        stamp=slurm.Stamp(lease.cluster, lease.lease_id, lease.kind.value, lease.team),
+        account=lease.team,
+        gpus_per_node=lease.gpus,
+    )
+
+
+class Site:
+    """One state folder with its Slurm and agents; brokers come and go.
+
+    Attributes:
+        agents: lease id to the agent in it; `heal` adds one to each lease that runs.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *models: config.ModelSettings,
+        options: settings.Settings | None = None,
+    ) -> None:
+        self.folder = folder
+        self.clock = clock.FakeClock()
+        self.slurm = fakeslurm.FakeSlurm(self.clock)
+        self.registry = store.Registry.open(database.sqlite_url(folder))
+        self.options = options or settings.Settings()
+        self.parts = broker.Parts(
+            options=self.options,
+            registry=self.registry,
+            slurm=self.slurm,
+            lease_renderer=render,
+            state_dir=folder,
+            time=self.clock,
+            cluster="alpha",
+            models=models or (CHAT,),
+        )
+        self.agents: dict[str, fakeagent.FakeAgent] = {}
+        self.broken = ""
+
+    @asynccontextmanager
+    async def lead(self) -> AsyncIterator[broker.Leader]:
+        """Lead with a new broker until the block ends, without the loop: tests tick by hand."""
+        claim = leadership.Leadership(self.registry.lead, self.options, self.clock)
+        leader = broker.Leader(self.parts, await claim.acquire())
+        await leader.start()
+        for agent in self.agents.values():
+            agent.connect(leader.address, guard.token(self.folder))
+        try:
+            yield leader
+        finally:
+            for agent in self.agents.values():
+                await agent.disconnect()
+            await leader.stop()
+            await claim.release()
+
+    async def step(self, leader: broker.Leader, seconds: float = 0.2) -> plan.Plan:
+        """Let time pass, let agents speak, poll Slurm, plan and apply once."""
+        await self.clock.advance(seconds)
+        await self.heard(leader)
+        await leader.poller.poll()
+        made = await leader.tick()
+        await leader.applier.settle()
+        await leader.applier.flush()
+        await self.heal(leader)
+        return made
+
+    async def heard(self, leader: broker.Leader) -> None:
+        """Return when each agent has read what its lease should hold, and has been heard since."""
+        now = self.clock.monotonic()
+        for lease_id, agent in self.agents.items():
+            entry = leader.live.leases.get(lease_id)  # type: ignore[call-overload] # str is LeaseId
+            if entry is None or agent.ended or agent.mute:
+                continue
+            agent.say()
+            await until(
+                leader,
+                lambda entry=entry: entry.seen == now and entry.acked >= entry.revision,
+            )
+
+    async def heal(self, leader: broker.Leader) -> None:
+        """Put an agent into each running lease that has none, and let it come."""
+        self.slurm.start_all()
+        for lease_id, entry in list(leader.live.leases.items()):
+            if lease_id in self.agents or entry.lease.state is fleet.LeaseState.CLOSING:
+                continue
+            if not entry.lease.slurm_job_id:
+                continue
+            job = self.slurm.job_of(lease_id)
+            if job.state is not slurm.JobState.RUNNING:
+                continue
+            agent = fakeagent.FakeAgent(lease_id, job.job_id, job.nodes[0], entry.lease.gpus)
+            agent.broken = self.broken
+            self.agents[lease_id] = agent
+            agent.connect(leader.address, guard.token(self.folder))
+        await self.heard(leader)
+
+    async def settle(self, leader: broker.Leader, *, most: int = 20) -> None:
+        """Step until a plan asks for nothing."""
+        for _ in range(most):
+            if not (await self.step(leader)).actions:
+                return
+        raise AssertionError(f"still planning after {most} steps: {leader.notes}")
+
+    def running(self) -> dict[str, str]:
+        """Return replica id to state, over all agents, without those that ended."""
+        return {
+            replica_id: item.state
+            for agent in self.agents.values()
+            for replica_id, item in agent.replicas().items()
+            if item.state not in {"lost", "stopped"} and not agent.ended
+        }
+
+
+async def until(leader: broker.Leader, true: Callable[[], bool]) -> None:
+    """Wait for a report that makes ``true`` true; reports ring no bell if they bring no news."""
+    async with asyncio.timeout(10):
+        while not true():
+            await asyncio.sleep(0.005)
