@@ -164,6 +164,7 @@ class Books:
             config={
                 "memory_limit": f"{self._memory_mb}MB",
                 "threads": 2,
+                "temp_directory": str(self._state_dir / "scratch"),
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
             },

@@ -2,8 +2,8 @@
 
 Readers take their files from here and never from a directory listing, so that a half-done pass of the
 shipper is invisible. Each file has its SHA-256, since DuckDB checks no page checksums. Files that a
-compaction replaced are listed as retired for one generation before they are unlinked, so that a reader
-which holds the former manifest still finds them.
+compaction replaced stay listed as retired for a while before they are unlinked, so that a reader which
+holds the former manifest still finds them.
 """
 
 import dataclasses
@@ -48,13 +48,13 @@ class Manifest:
     Attributes:
         segments: spool segments whose rows are in `files`, and when they were shipped (UTC µs);
             kept for a while after the segment is gone, for readers who read it before.
-        retired: files of the former generation that the next one unlinks.
+        retired: files that a compaction replaced, and when (UTC µs); unlinked when no reader can want them.
     """
 
     generation: int = 0
     files: tuple[File, ...] = ()
     segments: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    retired: tuple[str, ...] = ()
+    retired: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def load(folder: Path) -> Manifest | None:
@@ -67,9 +67,7 @@ def load(folder: Path) -> Manifest | None:
     try:
         value: dict[str, Any] = json.loads(path.read_text())
         files = tuple(File(**each) for each in value["files"])
-        return Manifest(
-            value["generation"], files, dict(value["segments"]), tuple(value["retired"])
-        )
+        return Manifest(value["generation"], files, dict(value["segments"]), dict(value["retired"]))
     except FileNotFoundError:
         if next(folder.glob("*/day=*/*.parquet"), None) is not None:
             raise ManifestDamaged(

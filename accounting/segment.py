@@ -131,19 +131,23 @@ def parse(data: bytes, name: str) -> Segment:
             faults.append(f"{lost} bytes from offset {offset} are torn or damaged")
             break
         offset += FRAME_BYTES + len(payload)
-        value = json.loads(payload)
-        if isinstance(value, dict):
-            header = value
-        elif value[0] == "seal":
-            sealed = True
-            if value[1] != len(rows) + len(faults):
-                faults.append(f"sealed with {value[1]} rows, {len(rows)} found")
-        else:
-            try:
+        try:
+            value = json.loads(payload)
+            if isinstance(value, dict):
+                header = value
+            elif value[0] == "seal":
+                sealed = True
+                if value[1] != len(rows) + len(faults):
+                    faults.append(f"sealed with {value[1]} rows, {len(rows)} found")
+            else:
                 rows.append(_decode(value, header))
-            except (KeyError, TypeError, ValueError) as error:
-                faults.append(f"row {len(rows) + len(faults)} has no valid form ({error})")
-    problem = f"{name}: {'; '.join(faults)}; {len(rows)} rows before it are kept" if faults else ""
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:  # whole, yet not what a writer of ours makes
+            faults.append(f"record {len(rows) + len(faults)} has no valid form ({error})")
+    problem = f"{name}: {'; '.join(faults)}; {len(rows)} rows are kept" if faults else ""
     return Segment(rows, problem, sealed, header)
 
 

@@ -33,6 +33,7 @@ from scheduler.contracts import ids, usage
 BATCH_BYTES = 64 * 1024 * 1024
 TAKEOVER_S = 300.0
 _IDLE_EMPTY_S = 86_400.0
+RETIRED_US = 900_000_000  # a reading takes seconds; its files stay for a quarter of an hour
 _REMEMBER_US = 3_600_000_000  # a reader that has read a segment needs its name for seconds
 
 
@@ -72,10 +73,10 @@ def ship(
     """
     folder = state_dir / "parquet"
     folder.mkdir(parents=True, exist_ok=True)
-    with _lock(folder) as ours:
+    with lock(folder) as ours:
         if not ours:
             return Shipped(busy=True)
-        current = _settled(folder)
+        current = settled(folder, clock)
         total = Shipped(generation=current.generation)
         problems = list(_clear(state_dir, current))
         for batch in _batches(state_dir, clock, takeover_s, batch_bytes):
@@ -101,7 +102,8 @@ def segments(state_dir: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[bool]:
+def lock(folder: Path) -> Iterator[bool]:
+    """Hold the right to write in a parquet folder; False if another process has it."""
     handle = os.open(folder / ".ship.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         try:
@@ -114,15 +116,26 @@ def _lock(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-def _settled(folder: Path) -> manifests.Manifest:
-    """Return the manifest, after undoing what a killed pass left and ending the retired files."""
+def settled(folder: Path, clock: clocks.Clock) -> manifests.Manifest:
+    """Return the manifest, after undoing what a killed pass left and ending the retired files.
+
+    The lock must be held.
+
+    Raises:
+        manifests.ManifestDamaged: nothing was touched.
+    """
     current = manifests.load(folder)
     if current is None:
         current = manifests.Manifest()
         manifests.save(
             folder, current
         )  # from now on, files without a manifest mean that it was lost
-    known = {each.path for each in current.files} | set(current.retired)
+    now = clock.wall_us()
+    ended = {name for name, at in current.retired.items() if abs(now - at) > RETIRED_US}
+    for name in ended:
+        (folder / name).unlink(missing_ok=True)
+    kept = {name: at for name, at in current.retired.items() if name not in ended}
+    known = {each.path for each in current.files} | set(kept)
     for path in folder.glob("*/day=*/*"):
         if str(path.relative_to(folder)) in known:
             continue
@@ -134,11 +147,7 @@ def _settled(folder: Path) -> manifests.Manifest:
             path.rename(aside / path.name)
         else:
             path.unlink()
-    if current.retired:
-        for name in current.retired:
-            (folder / name).unlink(missing_ok=True)
-        current = dataclasses.replace(current, retired=())
-    return current
+    return dataclasses.replace(current, retired=kept)
 
 
 def _clear(state_dir: Path, current: manifests.Manifest) -> Iterator[str]:
@@ -236,7 +245,8 @@ def _publish(
 ) -> manifests.Manifest:
     now = clock.wall_us()
     remembered = {name: at for name, at in current.segments.items() if abs(now - at) < _REMEMBER_US}
-    fresh = manifests.Manifest(
+    fresh = dataclasses.replace(
+        current,
         generation=current.generation + 1,
         files=(*current.files, *files),
         segments={**remembered, **dict.fromkeys(names, now)},

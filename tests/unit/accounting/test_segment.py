@@ -84,6 +84,14 @@ def test_a_row_of_no_valid_form_is_reported_and_the_next_is_read(name: str, valu
     assert name in read.problem
 
 
+@pytest.mark.parametrize("payload", [b"{", b"[]", b"7", b'["u"]', b'["x", 1]', b'"text"'])
+def test_a_record_that_no_writer_of_ours_makes_stops_nothing(payload: bytes) -> None:
+    data = segment.encode_header("w", 5) + segment.frame(payload) + segment.encode(ROWS[0])
+    read = segment.parse(data, "s")
+    assert read.rows == [ROWS[0]]
+    assert "no valid form" in read.problem
+
+
 def test_columns_of_another_release_are_read_by_name() -> None:
     header = json.loads(segment.encode_header("w", 5)[len(segment.MAGIC) + segment.FRAME_BYTES :])
     columns = ["from_the_future", *reversed(segment.COLUMNS["g"])]

@@ -186,7 +186,7 @@ def test_a_lost_manifest_is_told_and_nothing_is_touched(
 def test_a_second_shipper_stays_out(tmp_path: Path, fake_clock: clock.FakeClock) -> None:
     write(tmp_path, [samples.row()])
     (tmp_path / "parquet").mkdir()
-    with ship._lock(tmp_path / "parquet") as ours:
+    with ship.lock(tmp_path / "parquet") as ours:
         assert ours
         assert ship.ship(tmp_path, fake_clock).busy
     assert ship.ship(tmp_path, fake_clock).rows == 1
@@ -200,6 +200,48 @@ def test_small_batches_make_several_generations(
     done = ship.ship(tmp_path, fake_clock, batch_bytes=1)
     assert (done.generation, done.files, done.rows) == (4, 4, 4)
     assert requests(tmp_path) == ["q0", "q1", "q2", "q3"]
+
+
+def test_a_clock_that_stepped_back_takes_nothing_over_and_ships_what_is_sealed(
+    tmp_path: Path, fake_clock: clock.FakeClock
+) -> None:
+    sink = spool.Spool(tmp_path / "spool" / "live", "live", clock=fake_clock)
+    sink.append(samples.row(request_id="live"))
+    write(tmp_path, [samples.row(request_id="sealed")])
+    hour_ago = clock.FakeClock(clock.SystemClock().wall_us() - 3_600_000_000)
+    assert ship.ship(tmp_path, hour_ago).rows == 1
+    assert requests(tmp_path) == ["live", "sealed"]
+    sink.close()
+
+
+def test_what_utf8_cannot_hold_does_not_stop_the_shipper(
+    tmp_path: Path, fake_clock: clock.FakeClock
+) -> None:
+    write(tmp_path, [samples.row(request_id="q", custom_id="caf\udce9", reason="x\0y")])
+    assert ship.ship(tmp_path, fake_clock).rows == 1
+    with books.Books(tmp_path).reading() as reading:
+        assert reading.query("SELECT custom_id, reason FROM usage") == [
+            {"custom_id": "caf?", "reason": "x\0y"}
+        ]
+
+
+def test_asking_often_and_restarting_changes_no_sum(
+    tmp_path: Path, fake_clock: clock.FakeClock
+) -> None:
+    rows: list[usage.Row] = [
+        samples.row(request_id=f"q{n}", batch_job_id=12, custom_id=f"l{n}", output_tokens=n)
+        for n in range(9)
+    ]
+    write(tmp_path, rows)
+    for turn in range(6):
+        with books.Books(tmp_path).reading() as reading:
+            (total,) = reading.query(
+                "SELECT sum(output_tokens) AS n FROM usage WHERE batch_job_id = 12"
+            )
+        assert total["n"] == sum(range(9))
+        ship.ship(tmp_path, fake_clock)
+        if turn == 2:
+            write(tmp_path, rows)  # a writer that came back after a take-over wrote them again
 
 
 def test_schema_has_no_nulls_and_only_texts_and_integers() -> None:
