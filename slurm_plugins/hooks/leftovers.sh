@@ -2,8 +2,7 @@
 # What a dead replica may leave on a node, and how to find out whose it is. Sourced by prolog.sh and
 # epilog.sh, which slurmd runs as root: so nothing is ended or removed that can't be told from another
 # job's. A process is a lease's if its environment says so (FOREBAY_LEASE), it runs as the job's user, and
-# neither its job id nor its cluster says otherwise; a folder or segment is a lease's if its name and its
-# owner are.
+# neither its job id nor its cluster says otherwise; a folder or segment is one's if name and owner are.
 
 forebay_dir=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 forebay_tmp=${FOREBAY_HOOKS_TMP:-/tmp}
@@ -52,15 +51,15 @@ forebay_candidates() {
   done
 }
 
-# Whether the process read last is of this job's user and of this cluster.
+# Whether the process read last is of this job's user and, if it is in a job, of this very cluster: job ids
+# count up from 1 in every cluster, and several (or a stand-in for Slurm) may share a machine.
 forebay_same_site() {
   local pid=$1 owner
   owner=$(stat -c %u "/proc/$pid" 2>/dev/null) || return 1
   [[ $owner == "$SLURM_JOB_UID" ]] || return 1
-  [[ -z ${FOREBAY_ENV[SLURM_CLUSTER_NAME]:-} || -z ${SLURM_CLUSTER_NAME:-} ||
-    ${FOREBAY_ENV[SLURM_CLUSTER_NAME]} == "$SLURM_CLUSTER_NAME" ]] || return 1
-  [[ -z ${FOREBAY_ENV[SLURM_CONF]:-} || -z ${SLURM_CONF:-} ||
-    ${FOREBAY_ENV[SLURM_CONF]} == "$SLURM_CONF" ]]
+  [[ -n ${FOREBAY_ENV[SLURM_JOB_ID]:-} ]] || return 0
+  [[ ${FOREBAY_ENV[SLURM_CLUSTER_NAME]:-} == "${SLURM_CLUSTER_NAME:-?}" &&
+    ${FOREBAY_ENV[SLURM_CONF]:-} == "${SLURM_CONF:-?}" ]]
 }
 
 # Read a process into FOREBAY_ENV; whether it is a lease's, of this job's user and cluster.
