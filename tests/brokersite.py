@@ -1,13 +1,17 @@
 """A whole broker for tests: real registry, real gRPC, fake time, fake Slurm, fake agents."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
-from scheduler.contracts import clock, fleet, slurm
+from grpc import aio
+
+from scheduler.contracts import clock, fleet, ids, slurm
+from scheduler.contracts.v1 import control_pb2_grpc
 from scheduler.core import plan
-from scheduler.runtime import broker, config, guard, leadership, settings
+from scheduler.runtime import broker, config, guard, leadership, settings, wire
 from scheduler.runtime.registry import database, store
 from tests import fakeagent, fakeslurm
 
@@ -35,6 +39,7 @@ class Site:
     """One state folder with its Slurm and agents; brokers come and go.
 
     Attributes:
+        before: a site whose state folder was lost: its Slurm, agents and clock go on.
         agents: lease id to the agent in it; `heal` adds one to each lease that runs.
     """
 
@@ -43,10 +48,13 @@ class Site:
         folder: Path,
         *models: config.ModelSettings,
         options: settings.Settings | None = None,
+        before: "Site | None" = None,
     ) -> None:
         self.folder = folder
-        self.clock = clock.FakeClock()
-        self.slurm = fakeslurm.FakeSlurm(self.clock)
+        self.clock: clock.FakeClock = before.clock if before else clock.FakeClock()
+        self.slurm: fakeslurm.FakeSlurm = (
+            before.slurm if before else fakeslurm.FakeSlurm(self.clock)
+        )
         self.registry = store.Registry.open(database.sqlite_url(folder))
         self.options = options or settings.Settings()
         self.parts = broker.Parts(
@@ -59,7 +67,7 @@ class Site:
             cluster="alpha",
             models=models or (CHAT,),
         )
-        self.agents: dict[str, fakeagent.FakeAgent] = {}
+        self.agents: dict[str, fakeagent.FakeAgent] = before.agents if before else {}
         self.broken = ""
 
     @asynccontextmanager
@@ -93,14 +101,13 @@ class Site:
         """Return when each agent has read what its lease should hold, and has been heard since."""
         now = self.clock.monotonic()
         for lease_id, agent in self.agents.items():
-            entry = leader.live.leases.get(lease_id)  # type: ignore[call-overload] # str is LeaseId
-            if entry is None or agent.ended or agent.mute:
+            entry = leader.live.leases.get(ids.LeaseId(lease_id))
+            if entry is None or agent.ended or not agent.connected:
                 continue
             agent.say()
-            await until(
-                leader,
-                lambda entry=entry: entry.seen == now and entry.acked >= entry.revision,
-            )
+            async with asyncio.timeout(10):
+                while entry.seen != now or entry.acked < entry.revision:
+                    await leader.live.heard.wait()
 
     async def heal(self, leader: broker.Leader) -> None:
         """Put an agent into each running lease that has none, and let it come."""
@@ -126,6 +133,14 @@ class Site:
                 return
         raise AssertionError(f"still planning after {most} steps: {leader.notes}")
 
+    async def cut(self, leader: broker.Leader, lease_id: str) -> None:
+        """Cut an agent's link and return when the broker has noticed."""
+        await self.agents[lease_id].disconnect()
+        entry = leader.live.leases[ids.LeaseId(lease_id)]
+        async with asyncio.timeout(10):
+            while entry.connection is not None:
+                await leader.live.heard.wait()
+
     def running(self) -> dict[str, str]:
         """Return replica id to state, over all agents, without those that ended."""
         return {
@@ -136,8 +151,30 @@ class Site:
         }
 
 
-async def until(leader: broker.Leader, true: Callable[[], bool]) -> None:
-    """Wait for a report that makes ``true`` true; reports ring no bell if they bring no news."""
-    async with asyncio.timeout(10):
-        while not true():
-            await asyncio.sleep(0.005)
+def channel(address: str) -> aio.Channel:
+    """Open a channel to a broker."""
+    return aio.insecure_channel(address, options=wire.CHANNEL_OPTIONS)
+
+
+def calls(link: aio.Channel, token: str | None) -> list[Any]:
+    """Begin both of a broker's calls with a token."""
+    metadata = guard.metadata(token) if token is not None else ()
+
+    async def nothing() -> AsyncIterator[Any]:
+        return
+        yield
+
+    return [
+        control_pb2_grpc.AgentLinkStub(link).Connect(nothing(), metadata=metadata),
+        control_pb2_grpc.FleetStub(link).Watch(nothing(), metadata=metadata),
+    ]
+
+
+async def refusal(call: Any) -> str:
+    """Return the status with which a call ends."""
+    try:
+        async for _ in call:
+            pass
+    except aio.AioRpcError as error:
+        return error.code().name
+    return "OK"

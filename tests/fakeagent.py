@@ -28,7 +28,6 @@ class FakeAgent:
         self.broken = ""
         self.told: list[pb.LeaseDesired] = []
         self.ended = False
-        self.mute = False
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -42,6 +41,11 @@ class FakeAgent:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether its link is open, as far as it knows."""
+        return self._task is not None and not self._task.done()
 
     def replicas(self) -> dict[str, pb.ReplicaReport]:
         """Return what it runs or ran, by id."""

@@ -52,6 +52,7 @@ class AgentLink(control_pb2_grpc.AgentLinkServicer):
             if entry is not None and entry.connection is me:
                 entry.connection = None
                 self._live.hung_up.add(lease_id)
+                self._live.heard.ring()
         fault = None if reader.cancelled() else reader.exception()
         if isinstance(fault, ValueError):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"report: {fault}")

@@ -23,6 +23,7 @@ class Live:
 
     Attributes:
         bell: rings with every change that a gateway should hear of.
+        heard: rings with every report, news or not, and when an agent leaves.
         wishes: rings when the desired state of a lease may have changed.
         settled: false while a new leader waits for agents to come back.
     """
@@ -35,6 +36,7 @@ class Live:
         self.settled = False
         self.bell = entries.Bell()
         self.wishes = entries.Bell()
+        self.heard = entries.Bell()
         # Revisions of one epoch start above every revision of the epochs before.
         self.revision = epoch << 32
         self.leases: dict[ids.LeaseId, entries.LeaseEntry] = {}
@@ -124,6 +126,7 @@ class Live:
         entry.leaving = report.closing
         self._prove_running(entry, report, now)
         entry.strangers = self._strangers(entry, report)
+        self.heard.ring()
         changed = self._merge_slots(entry, report)
         changed |= self._merge_replicas(entry, report, now)
         if changed or before != (entry.leaving, False, len(entry.strangers)):
@@ -202,9 +205,12 @@ class Live:
         )
 
     def _prove_running(self, entry: entries.LeaseEntry, report: pb.LeaseReport, now: float) -> None:
-        """An agent's word proves that its lease runs, before Slurm is polled again."""
+        """An agent's word proves that its lease has begun, before Slurm is polled again.
+
+        It does not make an UNKNOWN lease known: that is for Slurm to say.
+        """
         lease = entry.lease
-        if not replicas.lease_lists(lease.state, replicas.LeaseEvent.RAN):
+        if lease.state not in {fleet.LeaseState.REQUESTED, fleet.LeaseState.PENDING}:
             return
         entry.since = now
         entry.absent_polls = 0

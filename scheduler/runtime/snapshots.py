@@ -127,15 +127,26 @@ def settled(picture: live.Live, now: float, options: settings.Settings) -> bool:
     if picture.settled:
         return True
     waited = now - picture.started >= options.adopt_grace_s
-    expected = [
-        entry
+    expected = any(
+        entry.lease.state is fleet.LeaseState.RUNNING and entry.seen is None
         for entry in picture.leases.values()
-        if entry.lease.state is fleet.LeaseState.RUNNING and entry.seen is None
-    ]
-    picture.settled = waited or (picture.jobs is not None and not expected)
+    )
+    picture.settled = waited or not (picture.jobs is None or expected or _unadopted(picture))
     if picture.settled:
         picture.touch()
     return picture.settled
+
+
+def _unadopted(picture: live.Live) -> bool:
+    """Return whether Slurm runs a lease of ours that the registry does not know yet."""
+    return any(
+        job.state is slurm.JobState.RUNNING
+        and job.stamp is not None
+        and job.stamp.cluster == picture.cluster
+        and job.stamp.lease_id not in picture.leases
+        and job.stamp.lease_id not in picture.ended
+        for job in picture.jobs or ()
+    )
 
 
 def demand(picture: live.Live, now: float, options: settings.Settings) -> dict[str, fleet.Demand]:
