@@ -31,8 +31,8 @@ class Options:
 
 def build(
     inner: engine.Engine, options: Options, *, sink: usage.UsageSink, time: clock.Clock
-) -> types.ASGIApp:
-    """Return the replica's ASGI app: the engine's, with Forebay's stack before it.
+) -> "Replica":
+    """Return the replica: the engine's ASGI app with Forebay's stack before it.
 
     Args:
         inner: the engine.
@@ -45,7 +45,30 @@ def build(
     ledger = rows.Ledger(sink, time)
     attempts = attempt.Attempts(inner, door, ledger, time, _stranger(options.about))
     control = state.Control(inner, door, attempts, options.about)
-    return secret.SecretCheck(_Stack(inner, control, attempts, ledger), options.secret)
+    checked = secret.SecretCheck(_Stack(inner, control, attempts, ledger), options.secret)
+    return Replica(checked, door)
+
+
+class Replica:
+    """A replica as an ASGI app."""
+
+    def __init__(self, served: types.ASGIApp, door: gate.Gate) -> None:
+        self._served = served
+        self._gate = door
+
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
+        """Serve one ASGI scope."""
+        await self._served(scope, receive, send)
+
+    async def retire(self) -> None:
+        """Abort batch, take nothing new, and return once every running request has ended.
+
+        This is what SIGTERM means: Slurm sends it to every process of a step, and a stream must not be
+        cut for it while there is grace time; whoever has less patience sends SIGKILL.
+        """
+        self._gate.table.draining = True
+        await self._gate.set_role(fleet.Role.INTERACTIVE)
+        await self._gate.until_empty()
 
 
 class _Stack:

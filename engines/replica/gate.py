@@ -109,6 +109,11 @@ class Gate:
         await self._wait(lambda: not any(self._held.get(s.key) is s for s in leaving))
         return len(victims)
 
+    async def until_empty(self) -> None:
+        """Return once nobody sits here."""
+        while len(self.table):
+            await self._changed.wait()
+
     def _order_out(self, names: tuple[str, ...], why: Leave) -> None:
         for name in names:
             self._held[name].order_out(why)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from engines import private
 from engines.replica import app, state
 from scheduler.contracts import fleet, usage
 
@@ -87,16 +88,10 @@ class Launch:
         Raises:
             LaunchError: the file is missing, empty, or others may read it.
         """
-        path = Path(self.secret_file)
         try:
-            if path.stat().st_mode & 0o077:
-                raise LaunchError(f"{path}: others may read this secret; chmod 600 it")
-            secret = path.read_text().strip()
-        except OSError as error:
-            raise LaunchError(f"secret: {error}") from error
-        if not secret:
-            raise LaunchError(f"{path}: the secret is empty")
-        return secret
+            return private.read(Path(self.secret_file))
+        except private.PrivateFileError as error:
+            raise LaunchError(str(error)) from error
 
     def options(self) -> app.Options:
         """Return how to set the replica's stack up."""

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time as timing
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import uvicorn
 from starlette import types
@@ -15,7 +15,7 @@ from starlette import types
 from engines.replica import app, engine, launch
 from scheduler.contracts import clock, usage
 
-GRACE_S = 2  # the supervisor has drained before it sends SIGTERM; what is left now is cut
+GRACE_S = 2  # for answers on their last bytes once every sequence has left
 _log = logging.getLogger(__name__)
 
 OpenEngine = Callable[
@@ -53,7 +53,7 @@ async def run(
             inner = await stack.enter_async_context(open_engine(record, time, reporter))
         stack.push_async_callback(sink.sync)
         served = app.build(inner, options, sink=sink, time=time)
-        async with listening(served, record.host) as (address, ended):
+        async with listening(served, record.host, served.retire) as (address, ended):
             reporter.listening(address, record.incarnation, phases)
             await ended.wait()
 
@@ -66,6 +66,9 @@ def _timed(name: str, phases: dict[str, float], reporter: launch.Reporter) -> It
     reporter.phase(name, phases[name])
 
 
+Retire = Callable[[], Awaitable[None]]
+
+
 class _Server(uvicorn.Server):
     """Uvicorn that says when it is up and leaves signals to us.
 
@@ -73,9 +76,11 @@ class _Server(uvicorn.Server):
     engine is closed and the rows are on disk.
     """
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, retire: Retire | None) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
+        self._retire = retire
+        self._retiring: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and say so."""
@@ -90,9 +95,16 @@ class _Server(uvicorn.Server):
             yield  # a test's thread: only the main one may take signals
             return
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+            loop.add_signal_handler(number, self._leave)
         yield
         # The handlers stay: a second SIGTERM during the last syncs must not cut them short.
+
+    def _leave(self) -> None:
+        if self._retire is None:
+            self.stop()
+        elif self._retiring is None:
+            self._retiring = asyncio.ensure_future(self._retire())
+            self._retiring.add_done_callback(lambda _: self.stop())
 
     def stop(self) -> None:
         """Stop serving: no new connections, running answers get `GRACE_S`."""
@@ -100,8 +112,15 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def listening(served: types.ASGIApp, host: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
+async def listening(
+    served: types.ASGIApp, host: str, retire: Retire | None = None
+) -> AsyncIterator[tuple[str, asyncio.Event]]:
     """Serve ``served`` on a port of the kernel's choice.
+
+    Args:
+        served: the ASGI app.
+        host: the address to bind.
+        retire: what a SIGTERM waits for before the server stops; None stops at once.
 
     Yields:
         Its ``host:port``, and the event that is set once it has stopped.
@@ -116,7 +135,8 @@ async def listening(served: types.ASGIApp, host: str) -> AsyncIterator[tuple[str
             timeout_keep_alive=300,
             timeout_graceful_shutdown=GRACE_S,
             server_header=False,
-        )
+        ),
+        retire,
     )
     ended = asyncio.Event()
     task = asyncio.create_task(server.serve(sockets=[bound]))

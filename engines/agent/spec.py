@@ -1,0 +1,113 @@
+"""What an agent is told at its start: a JSON file that the lease's script names, and Slurm's environment."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engines import settings
+
+
+class SpecError(ValueError):
+    """The spec can't be used; the message says which file and why."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """A lease's agent.
+
+    Attributes:
+        kind: serve or backfill.
+        team: the team that the lease is charged to.
+        gpus: the lease's GPUs on this node.
+        broker_file: path of broker.json, read anew at each connection.
+        token_file: 0600 file with the control token.
+        run_dir: the lease's folder, which gateways see too: launch records and secrets.
+        slot_argv: the command that runs a slot's supervisor; ``--spec FILE`` is added.
+        replica_argv: the command that runs a simulated or HTTP replica; ``--spec FILE`` is added.
+        sink_factory: import path ``module:function`` of the replicas' usage sink factory, which must
+            load in the engines' environments.
+        log_dir: folder for logs; "" is ``logs`` below ``run_dir``.
+        options: the [engines] settings.
+    """
+
+    cluster: str
+    lease_id: str
+    kind: str
+    team: str
+    gpus: int
+    broker_file: str
+    token_file: str
+    run_dir: str
+    slot_argv: tuple[str, ...]
+    replica_argv: tuple[str, ...]
+    sink_factory: str
+    log_dir: str = ""
+    options: settings.EnginesSettings = dataclasses.field(default_factory=settings.EnginesSettings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the spec as JSON values."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**fields, "options": self.options.to_json()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "AgentSpec":
+        """Read what `to_json` wrote.
+
+        Raises:
+            SpecError: a field is missing, unknown or wrong.
+        """
+        try:
+            fields = dict(value)
+            fields["slot_argv"] = tuple(fields["slot_argv"])
+            fields["replica_argv"] = tuple(fields["replica_argv"])
+            fields["options"] = settings.EnginesSettings.from_json(fields.get("options", {}))
+            return cls(**fields)
+        except (KeyError, TypeError, ValueError) as error:
+            raise SpecError(f"agent spec: {error}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> "AgentSpec":
+        """Read the spec from a file.
+
+        Raises:
+            SpecError: it can't be read, or is wrong.
+        """
+        try:
+            return cls.from_json(json.loads(path.read_bytes()))
+        except (OSError, ValueError) as error:
+            raise SpecError(f"{path}: {error}") from error
+
+    @property
+    def logs(self) -> Path:
+        """The folder for logs."""
+        return Path(self.log_dir) if self.log_dir else Path(self.run_dir) / "logs"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Job:
+    """What Slurm's environment says of the lease's job.
+
+    Attributes:
+        job_id: Slurm's id, "" outside of Slurm.
+        run: which run of a requeued job this is, from 0.
+        started_us: UTC µs when the job script began; 0 if it did not say.
+    """
+
+    job_id: str
+    run: int
+    started_us: int
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "Job":
+        """Read it; what is missing or no number counts as 0."""
+        return cls(
+            job_id=environment.get("SLURM_JOB_ID", ""),
+            run=_whole(environment.get("SLURM_RESTART_COUNT")),
+            started_us=_whole(environment.get("FOREBAY_LEASE_STARTED_US")),
+        )
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text is not None and text.isdigit() else 0

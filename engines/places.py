@@ -1,0 +1,20 @@
+"""Where this process runs: the node's name, and the address to listen on."""
+
+import os
+import socket
+
+
+def node() -> str:
+    """Return the node's name as Slurm knows it, else the host's."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def listen_host(wish: str) -> str:
+    """Return the address to listen on for the setting ``engines.host``.
+
+    Raises:
+        OSError: the node's name does not resolve.
+    """
+    if wish != "node":
+        return wish
+    return str(socket.getaddrinfo(node(), None, type=socket.SOCK_STREAM)[0][4][0])

@@ -1,0 +1,94 @@
+"""The table ``[engines]`` of ``forebay.toml``: how replicas are started, watched and stopped."""
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from scheduler.contracts.settings import setting
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EnginesSettings:
+    """Settings of agents, slots and replicas."""
+
+    vllm_python: str = setting(
+        "", "Python of the environment that holds vLLM (an absolute path); empty: no vLLM here."
+    )
+    fork_server: str = setting(
+        "auto",
+        "on, off or auto: start vLLM replicas by forking a process that has vLLM imported. auto is on "
+        "where a slot has no real GPU (CUDA must not be touched before a fork) and off elsewhere.",
+    )
+    host: str = setting(
+        "127.0.0.1",
+        "Address on which agents and replicas listen; `node` takes the address that the node's name "
+        "resolves to, which a site with gateways on other hosts needs.",
+    )
+    drain_s: float = setting(
+        20.0,
+        "A stopping replica's requests get so long, if the broker says nothing.",
+        unit="s",
+        least=0,
+    )
+    term_s: float = setting(
+        4.0,
+        "From SIGTERM to SIGKILL for a drained replica; vLLM ends in 1 to 3 s or hangs.",
+        unit="s",
+        least=0.1,
+    )
+    grace_s: float = setting(
+        20.0,
+        "From Slurm's SIGTERM to the end of a lease; below Slurm's KillWait (30 s by default), so that "
+        "rows are on disk before SIGKILL comes.",
+        unit="s",
+        least=1,
+    )
+    start_timeout_s: float = setting(
+        900.0,
+        "A replica that does not listen by then is given up; large weights from a cold disk take "
+        "minutes.",
+        unit="s",
+        least=1,
+    )
+    stats_s: float = setting(
+        0.2, "Between two readings of a replica's stats.", unit="s", least=0.02
+    )
+    heartbeat_s: float = setting(
+        1.0, "Between two reports when nothing has changed.", unit="s", least=0.1
+    )
+    unhealthy_s: float = setting(
+        3.0, "A replica that does not answer for so long leaves the routes.", unit="s", least=0.5
+    )
+    no_step_s: float = setting(
+        30.0,
+        "An engine that has work and makes no step for so long hangs and leaves the routes; the "
+        "longest honest step, a 32k prefill on a slow machine, is below it.",
+        unit="s",
+        least=1,
+    )
+    agent_lost_s: float = setting(
+        30.0,
+        "A slot on another node than its agent stops everything after so long without it; on the "
+        "same node it sees at once that the agent's process is gone.",
+        unit="s",
+        least=1,
+    )
+    ledger_s: float = setting(60.0, "Between two rows of a lease's GPU time.", unit="s", least=1)
+    gpu_lock_dir: Path = setting(
+        Path(tempfile.gettempdir()) / "forebay-gpus",
+        "Folder on the node's own disk where replicas note which GPU they hold.",
+    )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as JSON values, for the spec of an agent or a slot."""
+        return {**dataclasses.asdict(self), "gpu_lock_dir": str(self.gpu_lock_dir)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "EnginesSettings":
+        """Read what `to_json` wrote; keys that are missing have their defaults."""
+        fields = dict(value)
+        if "gpu_lock_dir" in fields:
+            fields["gpu_lock_dir"] = Path(fields["gpu_lock_dir"])
+        return cls(**fields)

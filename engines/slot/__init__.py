@@ -1,0 +1,21 @@
+"""A slot's supervisor: starts, watches and stops the replicas of one job step."""
+
+from pathlib import Path
+
+
+def main(spec_path: Path) -> int:
+    """Run a slot: the body of ``forebay slot --spec FILE``; returns the exit code."""
+    import asyncio
+    import logging
+    import sys
+
+    from engines.slot import spec, supervisor
+    from scheduler.contracts import clock
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        told = spec.SlotSpec.read(Path(spec_path))
+    except spec.SpecError as error:
+        print(f"forebay slot: error: {error}", file=sys.stderr)
+        return 1
+    return asyncio.run(supervisor.serve(told, clock.SystemClock()))

@@ -1,0 +1,65 @@
+"""The supervisor's way to a replica's control paths, over one connection that stays open."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+CALL_S = 5.0
+STATE_S = 2.0
+
+
+class ControlError(Exception):
+    """The replica did not answer as it should; the message is one line."""
+
+
+class Control:
+    """A replica's control paths.
+
+    Args:
+        session: the client; it must not use proxies from the environment.
+        address: the replica's ``host:port``.
+        secret: its bearer secret.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, address: str, secret: str) -> None:
+        self._session = session
+        self._base = f"http://{address}"
+        self._headers = {"authorization": f"Bearer {secret}"}
+
+    async def state(self) -> Mapping[str, Any]:
+        """Return ``/forebay/state``."""
+        return await self._call("GET", "/forebay/state", None, STATE_S)
+
+    async def role(self, role: str) -> None:
+        """Change the role; returns once batch has left, if it must."""
+        await self._call("POST", "/forebay/role", {"role": role}, CALL_S)
+
+    async def drain(self) -> None:
+        """Take nothing new from now on."""
+        await self._call("POST", "/forebay/drain", {}, CALL_S)
+
+    async def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None, limit_s: float
+    ) -> Mapping[str, Any]:
+        try:
+            async with (
+                asyncio.timeout(limit_s),
+                self._session.request(
+                    method, self._base + path, json=body, headers=self._headers
+                ) as response,
+            ):
+                if response.status != 200:
+                    raise ControlError(f"{method} {path}: HTTP {response.status}")
+                value: Mapping[str, Any] = await response.json()
+                return value
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ControlError(f"{method} {path}: {type(error).__name__} {error}") from error
+
+
+def client() -> aiohttp.ClientSession:
+    """Return the client for control paths."""
+    return aiohttp.ClientSession(
+        trust_env=False, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+    )

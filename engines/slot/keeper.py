@@ -1,0 +1,360 @@
+"""One replica's life in its slot: start, watch, change role, drain, stop; what is wrong is told, not mended.
+
+A replica that ends is not started again here: a new one is the broker's decision and has a new id.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from engines import gpus, private, processes, wire
+from engines.replica import launch
+from engines.slot import children, control, occupancy, spec, starters
+from scheduler.contracts import clock, fleet
+from scheduler.contracts.v1 import control_pb2 as pb
+
+_R = fleet.ReplicaState
+FINAL = frozenset({_R.STOPPED, _R.QUARANTINED, _R.LOST})
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wish:
+    """What the broker wants of a replica."""
+
+    role: fleet.Role
+    run: bool
+    drain_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Means:
+    """What a keeper works with.
+
+    Attributes:
+        slot: the slot's spec.
+        node: this node's name.
+        gpus: the slot's GPUs.
+        held: holder by GPU among the slot's replicas, as of now.
+        starter: starts processes.
+        session: HTTP client for control paths.
+        notes: who holds which GPU of the node.
+        time: the clock.
+        changed: called when the report is another one; true: tell it at once.
+    """
+
+    slot: spec.SlotSpec
+    node: str
+    host: str
+    gpus: tuple[str, ...]
+    held: Callable[[], Mapping[str, str]]
+    starter: starters.Starter
+    session: aiohttp.ClientSession
+    notes: occupancy.Occupancy
+    time: clock.Clock
+    changed: Callable[[bool], None]
+
+
+class Keeper:
+    """Keeps one replica.
+
+    Args:
+        replica_id: which.
+        what: its spec.
+        wish: what is wanted of it at first.
+        means: what to work with.
+    """
+
+    def __init__(self, replica_id: str, what: fleet.ReplicaSpec, wish: Wish, means: Means) -> None:
+        self.replica_id = replica_id
+        self.state = _R.STARTING
+        self.gpus: tuple[str, ...] = ()
+        self._what = what
+        self._wish = wish
+        self._means = means
+        self._options = means.slot.options
+        self._role = wish.role
+        self._reason = ""
+        self._address = ""
+        self._incarnation = 0
+        self._phases: dict[str, float] = {}
+        self._stats: Mapping[str, Any] | None = None
+        self._running = 0
+        self._steps = (-1, 0.0)  # steps seen last, and when they grew or there was no work
+        self._answered = 0.0
+        self._at_once = False
+        self._may_leave = False
+        self._bell = asyncio.Event()
+        self._secret_file = Path(means.slot.run_dir) / f"{replica_id}.secret"
+        self._record_file = Path(means.slot.run_dir) / f"{replica_id}.json"
+        self._log_file = Path(means.slot.log_dir) / f"{replica_id}.log"
+
+    @property
+    def final(self) -> bool:
+        """Whether its life is over."""
+        return self.state in FINAL
+
+    def want(self, wish: Wish) -> None:
+        """Change what is wanted of it; one that was told to stop stays told."""
+        if not self._wish.run and wish.run:
+            return
+        if wish != self._wish:
+            self._wish = wish
+            self._bell.set()
+
+    def stop_batch(self) -> None:
+        """Abort batch now and take none any more; the rest goes on, and the replica may leave by itself."""
+        self._may_leave = True
+        self.want(dataclasses.replace(self._wish, role=fleet.Role.INTERACTIVE))
+
+    def stop(self, *, at_once: bool) -> None:
+        """Drain and stop; at once: without the drain, killed if need be."""
+        self._at_once = self._at_once or at_once
+        self.want(dataclasses.replace(self._wish, run=False))
+        self._bell.set()
+
+    def report(self) -> pb.ReplicaReport:
+        """Return what is to be told of it."""
+        report = pb.ReplicaReport(
+            replica_id=self.replica_id,
+            state=self.state.value,
+            role=self._role.value,
+            address=self._address,
+            incarnation=self._incarnation,
+            secret_file=str(self._secret_file),
+            reason=self._reason,
+            phases_s=self._phases,
+            spec=wire.spec_to_pb(self._what),
+        )
+        if self._stats is not None:
+            report.stats.CopyFrom(wire.stats_to_pb(self._stats))
+        return report
+
+    async def run(self) -> None:
+        """Live: from start to a final state. Cancelled, it kills its process."""
+        if not self._wish.run:
+            self._become(_R.STOPPED, "it was to stop before it had started")
+            return
+        try:
+            child = self._start()
+        except (children.StartError, gpus.GpuError, occupancy.Occupied, OSError) as error:
+            self._become(_R.LOST, f"not started: {error}")
+            return
+        ended = asyncio.create_task(child.wait())
+        ended.add_done_callback(lambda _: self._bell.set())
+        try:
+            state, reason = await self._live(child, ended)
+        except asyncio.CancelledError:
+            state, reason = _R.STOPPED, "its slot was closed"
+            raise
+        except Exception as error:
+            _log.exception("replica %s", self.replica_id)
+            state, reason = _R.LOST, f"supervisor: {type(error).__name__}: {error}"
+        finally:
+            child.signal(signal.SIGKILL)
+            await asyncio.wait({ended}, timeout=2.0)
+            self._clear()
+            self._become(state, reason)
+
+    def _start(self) -> children.Child:
+        means = self._means
+        self.gpus = gpus.choose(means.gpus, means.held(), self._what.gpus, self.replica_id)
+        me = self._holder(os.getpid())
+        means.notes.take(self.gpus, me)
+        private.new_secret(self._secret_file)
+        slot = means.slot
+        record = launch.Launch(
+            replica_id=self.replica_id,
+            cluster=slot.cluster,
+            lease_id=slot.lease_id,
+            slot_id=slot.slot_id,
+            slurm_job_id=slot.slurm_job_id,
+            node=means.node,
+            spec=self._what,
+            role=self._wish.role,
+            secret_file=str(self._secret_file),
+            host=means.host,
+            sink_factory=slot.sink_factory,
+        )
+        private.write(self._record_file, children.record_text(record))
+        extra = {
+            processes.LEASE: slot.lease_id,
+            processes.SLOT: slot.slot_id,
+            processes.REPLICA: self.replica_id,
+            "CUDA_VISIBLE_DEVICES": ",".join(self.gpus),
+        }
+        order = children.Order(
+            record=record,
+            record_file=self._record_file,
+            env=children.environment(extra),
+            extra_env=extra,
+            log=self._log_file,
+            heard=self._heard,
+        )
+        child = means.starter.start(order)
+        if child.pid:
+            means.notes.take(self.gpus, self._holder(child.pid))
+        return child
+
+    def _holder(self, pid: int) -> occupancy.Holder:
+        slot = self._means.slot
+        started = processes.start_time(pid)
+        return occupancy.Holder(pid, started, slot.lease_id, slot.slot_id, self.replica_id)
+
+    def _heard(self, status: Mapping[str, Any]) -> None:
+        """Take a status line of the starting replica."""
+        if "phase" in status:
+            self._phases[str(status["phase"])] = float(status.get("seconds", 0.0))
+        if "address" in status:
+            self._address = str(status["address"])
+            self._incarnation = int(status.get("incarnation", 1))
+            self._phases.update(status.get("phases_s", {}))
+        self._means.changed(False)
+        self._bell.set()
+
+    async def _live(
+        self, child: children.Child, ended: "asyncio.Task[children.Exit]"
+    ) -> tuple[fleet.ReplicaState, str]:
+        now = self._means.time.monotonic
+        deadline = now() + self._options.start_timeout_s
+        while not self._address and self._wish.run and not ended.done():
+            if now() >= deadline:
+                return _R.LOST, self._told(
+                    f"did not start within {self._options.start_timeout_s:g} s"
+                )
+            await self._ring(min(1.0, deadline - now()))
+        if ended.done():
+            return _R.LOST, self._told(f"did not start: {ended.result()}")
+        if child.pid:
+            self._means.notes.take(self.gpus, self._holder(child.pid))
+        if self._address:
+            fault = await self._serve(ended)
+            if fault is not None:
+                return _R.LOST, fault
+        await self._stop(child, ended)
+        return _R.STOPPED, self._reason
+
+    async def _serve(self, ended: "asyncio.Task[children.Exit]") -> str | None:
+        """Watch a listening replica until it is to stop and has drained; returns a fault, if one ends it."""
+        now = self._means.time.monotonic
+        remote = control.Control(
+            self._means.session, self._address, private.read(self._secret_file)
+        )
+        self._answered = now()
+        drain_since = 0.0
+        while not ended.done():
+            fault = await self._poll(remote)
+            if fault:
+                return fault
+            await self._follow_role(remote)
+            if not self._wish.run:
+                if self.state is not _R.DRAINING:
+                    drain_since = now()
+                    await self._drain(remote)
+                if self._running == 0 or now() - drain_since >= self._wish.drain_s or self._at_once:
+                    return None
+            await self._ring(self._options.stats_s)
+        how = ended.result()
+        if self.state is _R.DRAINING or (self._may_leave and how.code == 0):
+            return None
+        return self._told(str(how))
+
+    async def _follow_role(self, remote: control.Control) -> None:
+        if self._role is not self._wish.role:
+            wanted = self._wish.role
+            try:
+                await remote.role(wanted.value)
+                self._role = wanted
+                self._means.changed(True)
+            except control.ControlError as error:
+                _log.warning("replica %s: role: %s", self.replica_id, error)
+
+    async def _drain(self, remote: control.Control) -> None:
+        self._become(_R.DRAINING, "told to stop")
+        try:
+            await remote.drain()
+            self._running = int((await remote.state())["running"])
+        except control.ControlError as error:
+            _log.warning("replica %s: drain: %s", self.replica_id, error)
+
+    async def _poll(self, remote: control.Control) -> str:
+        """Read the replica's state; returns why it must end now, or ""."""
+        now = self._means.time.monotonic()
+        try:
+            said = await remote.state()
+        except control.ControlError as error:
+            silent = now - self._answered
+            if silent >= self._options.unhealthy_s:
+                self._unroute(f"does not answer for {silent:.0f} s: {error}")
+            return ""
+        self._answered = now
+        self._stats = said["stats"]
+        self._running = int(said["running"])
+        if said["failure"] and self._what.engine is not fleet.EngineKind.HTTP:
+            return self._told(f"engine failed: {said['failure']}")
+        trouble = str(said["failure"]) or self._hangs(int(said["steps_total"]), now)
+        if trouble:
+            self._unroute(trouble)
+        elif self.state in {_R.STARTING, _R.WARM}:
+            self._become(_R.SERVING, "")
+        self._means.changed(False)
+        return ""
+
+    def _hangs(self, steps: int, now: float) -> str:
+        if steps != self._steps[0] or self._running == 0 or steps == 0:
+            self._steps = (steps, now)
+        silent = now - self._steps[1]
+        if silent >= self._options.no_step_s:
+            return f"engine has work and made no step for {silent:.0f} s"
+        return ""
+
+    def _unroute(self, reason: str) -> None:
+        if self.state is _R.SERVING:
+            self._become(_R.WARM, reason)
+
+    async def _stop(self, child: children.Child, ended: "asyncio.Task[children.Exit]") -> None:
+        if self.state is _R.STARTING:
+            self._become(_R.DRAINING, "told to stop while it started")
+        patience = min(1.0, self._options.term_s) if self._at_once else self._options.term_s
+        for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
+            if not ended.done():
+                child.signal(number)
+                await asyncio.wait({ended}, timeout=seconds)
+        if not ended.done():
+            self._reason = f"pid {child.pid} does not die: is it stuck in the driver?"
+
+    async def _ring(self, seconds: float) -> None:
+        """Wait for news, or for so long."""
+        try:
+            await asyncio.wait_for(self._bell.wait(), max(0.01, seconds))
+        except TimeoutError:
+            return
+        finally:
+            self._bell.clear()
+
+    def _told(self, reason: str) -> str:
+        """Return a reason with the last lines of the replica's log."""
+        said = children.last_lines(self._log_file)
+        return f"{reason}; log ends: {said}" if said else reason
+
+    def _become(self, state: fleet.ReplicaState, reason: str) -> None:
+        if state is not self.state or reason != self._reason:
+            _log.info("replica %s: %s → %s: %s", self.replica_id, self.state, state, reason)
+            self.state, self._reason = state, reason
+            self._means.changed(True)
+
+    def _clear(self) -> None:
+        """Leave nothing: no process that the replica started, no secret, no note."""
+        processes.kill_marked({processes.REPLICA: self.replica_id})
+        for path in (self._secret_file, self._record_file):
+            path.unlink(missing_ok=True)
+        self._means.notes.give_back(self.gpus, self.replica_id)
+        self.gpus = ()
+        self._address = ""

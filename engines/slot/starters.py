@@ -1,0 +1,65 @@
+"""Which way a replica's process is started: depends on its engine and on the node."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from engines.slot import children, spec
+from scheduler.contracts import fleet
+
+DRIVER = Path("/dev/nvidiactl")  # there where NVIDIA's driver is
+
+
+class Starter(Protocol):
+    """Starts replicas' processes."""
+
+    def start(self, order: children.Order) -> children.Child:
+        """Start one.
+
+        Raises:
+            children.StartError: it can't be started.
+        """
+        ...
+
+
+class Starters:
+    """The real `Starter` of a slot.
+
+    Args:
+        told: its spec.
+        changed: called when the fork server becomes ready or fails.
+    """
+
+    def __init__(self, told: spec.SlotSpec, changed: Callable[[], None]) -> None:
+        self._spec = told
+        self._changed = changed
+        self._forks: children.ForkServer | None = None
+
+    @property
+    def forks(self) -> bool:
+        """Whether vLLM replicas come from a fork server."""
+        wish = self._spec.options.fork_server
+        return wish == "on" or (wish == "auto" and not DRIVER.exists())
+
+    def start(self, order: children.Order) -> children.Child:
+        """Start a replica in the way that its engine needs.
+
+        Raises:
+            children.StartError: it can't be started.
+        """
+        if order.record.spec.engine is not fleet.EngineKind.VLLM:
+            return children.PlainChild.start(self._spec.replica_argv, order)
+        python = self._spec.options.vllm_python
+        if not python:
+            raise children.StartError("no vLLM on this node: set engines.vllm_python")
+        if not self.forks:
+            return children.PlainChild.start([python, "-P", "-m", "engines.replica"], order)
+        if self._forks is None:
+            log = Path(self._spec.log_dir) / f"{self._spec.slot_id}.forkserver.log"
+            self._forks = children.ForkServer(python, log, self._changed)
+        return self._forks.order(order)
+
+    async def close(self) -> None:
+        """End the fork server."""
+        if self._forks is not None:
+            await self._forks.close()
