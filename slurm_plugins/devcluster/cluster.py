@@ -78,7 +78,7 @@ def up(folder: Path, **options: Unpack[site.Options]) -> site.Site:
         result = _describe(where, shape, ports)
         if not living:
             processes.sweep(where)
-            _write_files(where, shape, result)
+        _write_files(where, shape, result)
         site.save(where, result, shape)
         daemons.start(where, shape, result)
     return result

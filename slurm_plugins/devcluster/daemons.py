@@ -17,7 +17,7 @@ _NEEDED_FOR = {
     "accounting": ("slurmdbd", "sacctmgr", "mariadbd", "mariadb-install-db"),
 }
 _SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_READY_S = 30.0
+_READY_S = 60.0  # a daemon takes a second; the machine may be busy with engines
 _LISTEN = "0A"  # the kernel's TCP_LISTEN, as /proc/net/tcp prints it
 
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,30 @@ def test_what_a_killed_parent_left_is_found_by_its_mark(tmp_path: Path) -> None:
         shutil.rmtree(where.run)  # as if we had died before a pid was written down
         where.record.unlink()
         assert processes.members(where)
+    finally:
+        devcluster.down(folder, purge=True)
+    assert processes.members(where) == []
+
+
+def test_up_goes_on_where_a_killed_one_stopped(tmp_path: Path) -> None:
+    realslurm.require_slurm()
+    folder = tmp_path / "cluster"
+    where = site.layout(folder)
+    code = (
+        "import pathlib; from slurm_plugins import devcluster; "
+        f"devcluster.up(pathlib.Path({str(folder)!r}), nodes=1, gpus_per_node=2, rest=False)"
+    )
+    try:
+        for stage in ("mariadb-install.log", "slurmctld.out"):
+            with subprocess.Popen([sys.executable, "-c", code]) as process:
+                reached = processes.wait_until((where.log / stage).exists, 30.0, every_s=0.01)
+                process.kill()
+            assert reached
+        mended = devcluster.up(folder, nodes=1, gpus_per_node=2, rest=False)
+        assert devcluster.status(folder).nodes == {"n1": "idle"}
+        assert (
+            run(mended, "sacctmgr", "-n", "-P", "show", "cluster", "format=cluster") == "forebay\n"
+        )
     finally:
         devcluster.down(folder, purge=True)
     assert processes.members(where) == []
