@@ -1,0 +1,129 @@
+"""A whole gateway process: memory over many cancelled streams, clients that ping, SIGTERM."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
+from tests.unit.gateway import harness
+
+ANN = (("authorization", "Bearer ann"),)
+ROOT = Path(__file__).parents[2]
+STREAMS, AT_ONCE, WARM_UP = 20_000, 32, 640
+
+
+class Process:
+    """A running gateway process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, addresses: dict[str, str]) -> None:
+        self.process = process
+        self.grpc = addresses["grpc"]
+        self.counts: dict[str, int] = {}
+
+    def resident_bytes(self) -> int:
+        """Return its resident memory."""
+        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
+        return int(pages) * 4096
+
+    async def end(self) -> None:
+        """Send SIGTERM; its counts are known afterwards."""
+        self.process.send_signal(signal.SIGTERM)
+        out, _ = await asyncio.wait_for(self.process.communicate(), 30)
+        self.counts = json.loads(out)
+
+
+@contextlib.asynccontextmanager
+async def process(fake: harness.FakeReplica, tmp: Path, **settings: Any) -> AsyncIterator[Process]:
+    replica = fake.replica(tmp)
+    told = {"address": fake.address, "secret_file": replica.secret_file, "settings": settings}
+    started = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.integration.gateway_process",
+        json.dumps(told),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert started.stdout is not None
+        line = await asyncio.wait_for(started.stdout.readline(), 30)
+        yield Process(started, json.loads(line))
+    finally:
+        if started.returncode is None:
+            started.kill()
+            await started.wait()
+
+
+def ask() -> forebay_pb2.GenerateRequest:
+    message = forebay_pb2.Message(role="user", content="hi")
+    return forebay_pb2.GenerateRequest(model="chat", max_tokens=8, messages=[message])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_20000_cancelled_streams_leave_no_memory_behind_g14(tmp_path: Path) -> None:
+    """Case G14: growth below 20 MB, every load given back, one row for each."""
+    async with (
+        harness.FakeReplica(harness.hang).listening() as fake,
+        process(fake, tmp_path) as gateway,
+        grpc.aio.insecure_channel(gateway.grpc, options=[("grpc.enable_http_proxy", 0)]) as channel,
+    ):
+        api: Any = forebay_pb2_grpc.InferenceStub(channel)
+
+        async def cancel(count: int) -> None:
+            for _ in range(count):
+                call = api.Generate(ask(), metadata=ANN)
+                assert (await call.read()).text == "a"
+                call.cancel()
+
+        async def many(count: int) -> None:
+            await asyncio.gather(*[cancel(count // AT_ONCE) for _ in range(AT_ONCE)])
+
+        await many(WARM_UP)
+        before = gateway.resident_bytes()
+        await many(STREAMS)
+        await harness.until(lambda: fake.running == 0)
+        assert gateway.resident_bytes() - before < 20 * 1024 * 1024
+        await gateway.end()
+        total = WARM_UP // AT_ONCE * AT_ONCE + STREAMS
+        assert gateway.counts == {"open open": total, "close client_gone": total}
+
+
+async def test_sigterm_lets_running_answers_end(tmp_path: Path) -> None:
+    release = asyncio.Event()
+
+    async def script(received: harness.Received, out: harness.Out) -> None:
+        await out.send(harness.data(harness.chat_event({"content": "a"}), 1))
+        await release.wait()
+        await out.send(harness.data(harness.chat_event({}, "stop"), 2), harness.DONE)
+        await out.finish(output=2)
+
+    async with (
+        harness.FakeReplica(script).listening() as fake,
+        process(fake, tmp_path, drain_s=20) as gateway,
+        grpc.aio.insecure_channel(gateway.grpc, options=[("grpc.enable_http_proxy", 0)]) as channel,
+    ):
+        api: Any = forebay_pb2_grpc.InferenceStub(channel)
+        call = api.Generate(ask(), metadata=ANN)
+        assert (await call.read()).text == "a"
+        ending = asyncio.create_task(gateway.end())
+        probe, asked = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
+        while (await probe.Check(asked)).status == health_pb2.HealthCheckResponse.SERVING:
+            pass  # SIGTERM has not arrived yet
+        assert await api.Generate(ask(), metadata=ANN).code() is grpc.StatusCode.UNAVAILABLE
+        release.set()
+        assert (await call.read()).finish_reason == "stop"
+        assert (await call.read()).usage.completion_tokens == 2
+        assert await call.read() is grpc.aio.EOF
+        await ending
+        assert gateway.process.returncode == 0
+        assert gateway.counts["close ok"] == 1
