@@ -58,7 +58,7 @@ class Agent:
             private.new_secret(token_file), self._slot_reported, self._slot_desired
         )
         self._token_file = token_file
-        ends = link.Ends[pb.LeaseReport, pb.LeaseDesired](
+        ends: link.Ends[pb.LeaseReport, pb.LeaseDesired] = link.Ends(
             where=self._broker,
             open_call=lambda channel: control_pb2_grpc.AgentLinkStub(channel).Connect,
             report=self.report,

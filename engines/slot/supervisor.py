@@ -47,7 +47,7 @@ class Supervisor:
         self._leave = asyncio.Event()
         self._leave_now = False
         self._means: keeper.Means | None = None
-        ends = link.Ends[pb.SlotReport, pb.SlotDesired](
+        ends: link.Ends[pb.SlotReport, pb.SlotDesired] = link.Ends(
             where=lambda: told.agent_address,
             open_call=lambda channel: control_pb2_grpc.SlotLinkStub(channel).Connect,
             report=self.report,
