@@ -157,9 +157,7 @@ def jobs(value: Mapping[str, Any], *, cluster: str) -> tuple[slurm.Job, ...]:
 def _json_jobs(raw: Mapping[str, Any], cluster: str) -> Iterator[slurm.Job]:
     reading = states.job(raw.get("job_state") or "UNKNOWN")
     comment = str(raw.get("comment") or "")
-    total = tres.gpus(raw.get("tres_alloc_str")) if raw.get("tres_alloc_str") else None
-    if total is None:
-        total = tres.gpus(raw.get("tres_req_str"))
+    total = _json_gpus(raw)
     limit = number(raw.get("time_limit"))
     for job_id in _json_ids(raw):
         yield slurm.Job(
@@ -183,6 +181,20 @@ def _json_jobs(raw: Mapping[str, Any], cluster: str) -> Iterator[slurm.Job]:
             restarts=number(raw.get("restart_cnt")) or 0,
             exit_code=exit_code(raw.get("exit_code")),
         )
+
+
+def _json_gpus(raw: Mapping[str, Any]) -> int | None:
+    """Count a job's GPUs: as allocated, as asked, and where accounting does not track them, as GRES."""
+    for text in (raw.get("tres_alloc_str"), raw.get("tres_req_str")):
+        counted = tres.gpus(str(text or ""))
+        if counted is not None:
+            return counted
+    details = [tres.gres(str(entry)) for entry in raw.get("gres_detail") or []]
+    if any(details):
+        return sum(entry.count for entry in details if entry is not None)
+    per_node = tres.gres(str(raw.get("tres_per_node") or ""))
+    nodes = number(raw.get("node_count"))
+    return None if per_node is None or nodes is None else per_node.count * max(1, nodes)
 
 
 def _json_ids(raw: Mapping[str, Any]) -> tuple[str, ...]:
