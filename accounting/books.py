@@ -80,7 +80,7 @@ class Books:
     def reading(self, first_us: int = 0, last_us: int = MAX_US) -> Iterator[Reading]:
         """Open a reading of the rows that touch a window.
 
-        Usage rows are those of attempts dispatched in ``[first_us, last_us)``; other rows are those
+        Usage rows are those of requests that arrived in ``[first_us, last_us)``; other rows are those
         that overlap it. Blocks: call it in a thread.
 
         Raises:
@@ -197,8 +197,8 @@ class Books:
 _OVERLAP = "end_us >= getvariable('first_us') AND start_us < getvariable('last_us')"
 _ROWS = {
     schema.USAGE: (
-        "CREATE VIEW usage_rows AS SELECT * FROM ({source}) WHERE started_us >= getvariable('first_us') "
-        "AND started_us < getvariable('last_us')"
+        "CREATE VIEW usage_rows AS SELECT * FROM ({source}) WHERE arrived_us >= getvariable('first_us') "
+        "AND arrived_us < getvariable('last_us')"
     ),
     schema.GPU: (
         f"CREATE VIEW gpu_rows AS SELECT * FROM ({{source}}) WHERE {_OVERLAP} "  # noqa: S608 - constants

@@ -83,7 +83,7 @@ def _merge(folder: Path, files: Sequence[manifests.File]) -> manifests.File:
         [pq.read_table(folder / each.path, schema=wanted) for each in files]
     )
     once = everything.group_by(wanted.names, use_threads=False).aggregate([])  # equal rows: one
-    order = "started_us" if table == schema.USAGE else "start_us"
+    order = "arrived_us" if table == schema.USAGE else "start_us"
     once = once.select(wanted.names).sort_by([(order, "ascending")]).cast(wanted)
     span = min(each.first_us for each in files), max(each.last_us for each in files)
     return ship.write_file(folder, table, day, once, span)

@@ -94,7 +94,7 @@ def _exit_code(row: layout.Row, _: datetime.tzinfo) -> str:
 
 def _elapsed_us(row: layout.Row) -> int:
     start, end = int(row.get("started_us") or 0), int(row.get("ended_us") or 0)
-    return max(0, end - start) if end else 0
+    return max(0, end - start) if start and end else 0
 
 
 def _elapsed(row: layout.Row, _: datetime.tzinfo) -> str:

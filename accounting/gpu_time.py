@@ -59,21 +59,34 @@ class Compared:
     note: str = ""
 
 
-def once(rows: Iterable[usage.GpuRow]) -> list[usage.GpuRow]:
-    """Return each (lease, run, seq) once, the longest of its rows."""
-    kept: dict[tuple[str, str, int, int], usage.GpuRow] = {}
+def tiled(rows: Iterable[usage.GpuRow]) -> list[usage.GpuRow]:
+    """Return rows that tile each run: every (lease, run, seq) once, and no moment of a run twice.
+
+    A row that ends before it begins is kept as it is; it counts nothing.
+    """
+    longest: dict[tuple[str, str, int, int], usage.GpuRow] = {}
     for row in rows:
         key = (row.cluster, row.lease_id, row.run, row.seq)
-        other = kept.get(key)
+        other = longest.get(key)
         if other is None or row.end_us > other.end_us:
-            kept[key] = row
-    return [kept[key] for key in sorted(kept)]
+            longest[key] = row
+    until: dict[tuple[str, str, int], int] = {}
+    found = []
+    for row in sorted(longest.values(), key=lambda each: (each.start_us, each.seq)):
+        run = row.cluster, row.lease_id, row.run
+        if row.end_us < row.start_us:
+            found.append(row)
+            continue
+        start = min(max(row.start_us, until.get(run, 0)), row.end_us)
+        until[run] = max(until.get(run, 0), row.end_us)
+        found.append(dataclasses.replace(row, start_us=start))
+    return found
 
 
 def by_lease(rows: Iterable[usage.GpuRow]) -> list[LeaseTime]:
     """Sum the rows of each lease over all its runs."""
     leases: dict[tuple[str, str], list[usage.GpuRow]] = {}
-    for row in once(rows):
+    for row in tiled(rows):
         leases.setdefault((row.cluster, row.lease_id), []).append(row)
     return [_total(group) for _, group in sorted(leases.items())]
 

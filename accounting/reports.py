@@ -113,7 +113,7 @@ _LAST = f"""{_ATTEMPTS}, placed AS (
     sum(output_tokens) OVER every AS all_output,
     sum(platform_tokens) OVER every AS all_platform,
     min(arrived_us) OVER every AS first_arrived,
-    min(started_us) OVER every AS first_started,
+    min(nullif(started_us, 0)) OVER every AS first_started,
     min(nullif(first_token_us, 0)) OVER every AS first_first_token
   FROM seen WINDOW every AS (PARTITION BY batch_job_id, line, single)
 )
@@ -121,7 +121,7 @@ SELECT * EXCLUDE (line, single, place, all_attempts, all_uncached, all_cached, a
     first_arrived, first_started, first_first_token)
   REPLACE (all_uncached AS uncached_prompt_tokens, all_cached AS cached_prompt_tokens,
     all_output AS output_tokens, all_platform AS platform_tokens, first_arrived AS arrived_us,
-    first_started AS started_us, coalesce(first_first_token, 0) AS first_token_us),
+    coalesce(first_started, 0) AS started_us, coalesce(first_first_token, 0) AS first_token_us),
   all_attempts AS attempts
 FROM placed WHERE place = 1
   AND (len($outcomes::VARCHAR[]) = 0 OR list_contains($outcomes::VARCHAR[], outcome))
@@ -144,7 +144,8 @@ SELECT cluster, batch_job_id, team, "user", min(model) AS model, min(tier) AS ti
   sum(cached_prompt_tokens) AS cached_prompt_tokens,
   sum(output_tokens) AS output_tokens,
   sum(platform_tokens) AS platform_tokens,
-  min(arrived_us) AS arrived_us, min(started_us) AS started_us, max(ended_us) AS ended_us
+  min(arrived_us) AS arrived_us, coalesce(min(nullif(started_us, 0)), 0) AS started_us,
+  max(ended_us) AS ended_us
 FROM lines GROUP BY cluster, batch_job_id, team, "user"
 ORDER BY batch_job_id LIMIT $limit
 """  # noqa: S608 - as above
@@ -252,7 +253,9 @@ def gpu_shares(
             found["gpus"], found["start_us"], found["end_us"], found["replica_id"], found["state"]
         )
         held.setdefault((found["cluster"], found["lease_id"]), []).append(span)
-    for found in reading.query("SELECT * FROM usage WHERE ended_us > started_us"):
+    for found in reading.query(
+        "SELECT * FROM usage WHERE started_us > 0 AND ended_us > started_us"
+    ):
         tokens = found["uncached_prompt_tokens"], found["output_tokens"]
         one = attribution.Work(
             key=None if found["payer"] == "platform" else tuple(found[name] for name in _KEY),
@@ -294,7 +297,7 @@ SELECT period, {columns},
   coalesce(sum(output_tokens) FILTER (WHERE payer = 'team'), 0) AS output_tokens,
   coalesce(sum(uncached_prompt_tokens + cached_prompt_tokens + output_tokens)
     FILTER (WHERE payer = 'platform'), 0) AS platform_tokens
-FROM usage JOIN periods ON started_us >= period_start AND started_us < period_end
+FROM usage JOIN periods ON arrived_us >= period_start AND arrived_us < period_end
 WHERE {_SEEN} GROUP BY period, {columns}
 """,  # noqa: S608 - column names of ours; every value is bound
         bound,
@@ -302,7 +305,7 @@ WHERE {_SEEN} GROUP BY period, {columns}
 
 
 def _gpu_rows(reading: books.Reading) -> list[usage.GpuRow]:
-    return [usage.GpuRow(**row) for row in reading.query("SELECT * FROM gpu_rows")]
+    return gpu_time.tiled(usage.GpuRow(**row) for row in reading.query("SELECT * FROM gpu_rows"))
 
 
 def _bound(scope: Scope, asked: Filter) -> dict[str, Any]:

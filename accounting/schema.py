@@ -2,8 +2,9 @@
 
 Times are int64 µs UTC (names end in ``_us``) and not Arrow timestamps: one form from the spool to JSON,
 no session's time zone can move a row to another day, and every sum is exact. Ids and team names are
-strings even where they look like numbers (`007`, `1e3`). A row belongs to the UTC day on which it began
-(`started_us`, `start_us`), so that all rows of one attempt lie in one partition.
+strings even where they look like numbers (`007`, `1e3`). A row belongs to the UTC day of its beginning: an
+attempt's is the arrival of its request, which every row of every attempt carries (one that was refused in
+the queue has no dispatch), so that all rows of one request lie in one partition and one window.
 """
 
 import datetime
@@ -53,7 +54,8 @@ def table_of(row: usage.Row) -> str:
 def span(row: usage.Row) -> tuple[int, int]:
     """Return when a row began and ended, UTC µs (the end is the beginning if it has none)."""
     if isinstance(row, usage.UsageRow):
-        return row.identity.started_us, max(row.identity.started_us, row.ended_us)
+        arrived_us = row.identity.arrived_us
+        return arrived_us, max(arrived_us, row.identity.started_us, row.ended_us)
     return row.start_us, max(row.start_us, row.end_us)
 
 

@@ -31,7 +31,7 @@ def row(
             "replica_id": "r-1",
             "lease_id": "l-1",
             "slurm_job_id": "41",
-            "arrived_us": NOON - 1000,
+            "arrived_us": more.get("started_us", NOON),
             "started_us": NOON,
             **{name: value for name, value in more.items() if name in _FIELDS},
         }

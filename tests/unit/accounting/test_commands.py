@@ -60,9 +60,11 @@ class Terminal(io.StringIO):
 Run = Callable[..., str]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    world.write(tmp_path)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    state = tmp_path_factory.mktemp("state")
+    world.write(state)
+    ways: dict[requests.Caller, Gateway] = {}
 
     def call(
         line: str,
@@ -75,9 +77,10 @@ def run(tmp_path: Path) -> Run:
         prog, *argv = line.split()
         out, err = Terminal() if terminal else io.StringIO(), io.StringIO()
         main = {"facct": commands.facct, "freport": commands.freport}[prog]
-        done = main(
-            argv, api=Gateway(tmp_path, who), out=out, err=err, env=env, now=NOW, tz=datetime.UTC
-        )
+        if who not in ways:
+            ways[who] = Gateway(state, who)
+        way = ways[who]
+        done = main(argv, api=way, out=out, err=err, env=env, now=NOW, tz=datetime.UTC)
         text = out.getvalue() + err.getvalue()
         assert done == code, text
         return text

@@ -98,3 +98,12 @@ def test_a_row_that_runs_backwards_counts_nothing_and_is_counted() -> None:
     rows = [samples.gpu(0, 60), samples.gpu(1, -3600, start_us=samples.NOON)]
     (lease,) = gpu_time.by_lease(rows)
     assert (lease.gpu_us, lease.backwards) == (240 * SECOND, 1)
+
+
+def test_no_moment_of_a_run_counts_twice() -> None:
+    again = samples.gpu(0, 90)  # an agent that began anew within the run
+    (lease,) = gpu_time.by_lease([samples.gpu(0, 60), samples.gpu(1, 60), again])
+    assert lease.gpu_us == 4 * 120 * SECOND
+    other_run = samples.gpu(0, 60, run=1, start_us=samples.NOON)
+    (lease,) = gpu_time.by_lease([samples.gpu(0, 60), other_run])
+    assert lease.gpu_us == 4 * 120 * SECOND

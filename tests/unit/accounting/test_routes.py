@@ -16,8 +16,9 @@ SECOND, NOON = world.SECOND, world.NOON
 ADMIN, ANN, BOB = world.ADMIN, world.ANN, world.BOB
 
 
-@pytest.fixture(params=["live", "shipped"])
-def state(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module", params=["live", "shipped"])
+def state(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tmp_path = tmp_path_factory.mktemp("state")
     world.write(tmp_path)
     if request.param == "shipped":
         ship.ship(tmp_path, clock.FakeClock())

@@ -55,11 +55,11 @@ def test_each_row_lies_in_the_utc_day_of_its_beginning(
     write(
         tmp_path,
         [
-            samples.row(request_id="before", started_us=midnight - 1, ended_us=midnight + 9),
-            samples.row("open", request_id="after", started_us=midnight),
+            samples.row(request_id="before", arrived_us=midnight - 1, ended_us=midnight + 9),
+            samples.row("open", request_id="after", arrived_us=midnight),
             samples.gpu(start_us=midnight - 1),
             samples.replica("serving", midnight, midnight + 1),
-            samples.row(request_id="mad", started_us=2**62),
+            samples.row(request_id="mad", arrived_us=2**62),
         ],
     )
     ship.ship(tmp_path, fake_clock)
@@ -72,6 +72,18 @@ def test_each_row_lies_in_the_utc_day_of_its_beginning(
         ("usage", "2026-11-28"),
         ("usage", "9999-12-31"),
     ]
+
+
+def test_what_never_reached_a_replica_is_in_the_window_of_its_arrival(
+    tmp_path: Path, fake_clock: clock.FakeClock
+) -> None:
+    write(tmp_path, [samples.row(outcome="refused", started_us=0, arrived_us=samples.NOON)])
+    for _ in range(2):
+        with books.Books(tmp_path).reading(samples.NOON, samples.NOON + 1) as reading:
+            assert len(reading.query("SELECT * FROM usage")) == 1
+        with books.Books(tmp_path).reading(samples.NOON + 1) as reading:
+            assert reading.query("SELECT * FROM usage") == []
+        ship.ship(tmp_path, fake_clock)
 
 
 def test_team_names_that_look_like_numbers_or_null_stay_text(

@@ -19,7 +19,7 @@ ROWS: list[usage.Row] = [
         "close", "q1", 1, outcome="replica_lost", payer="platform", output_tokens=4, ended_us=NOON + 9
     ),
     samples.row(
-        "close", "q1", 2, started_us=NOON + 10, ended_us=NOON + SECOND,
+        "close", "q1", 2, arrived_us=NOON, started_us=NOON + 10, ended_us=NOON + SECOND,
         uncached_prompt_tokens=8, output_tokens=10,
     ),
     # bob's two batch lines, one of them preempted and sent again as a new request
