@@ -67,7 +67,7 @@ def parser() -> command_line.Parser:
         argument_default=argparse.SUPPRESS,
     )
     flag: dict[str, Any] = {"action": "store_true", "default": argparse.SUPPRESS}
-    found.add_argument("files", nargs="*", help=argparse.SUPPRESS)
+    found.add_argument("files", nargs="*", default=[], help=argparse.SUPPRESS)
     found.add_argument("-J", "--job-name", metavar="NAME", help="name of the job")
     found.add_argument("-A", "--account", metavar="TEAM", help="team that pays")
     found.add_argument("--comment", metavar="TEXT", help="kept with the job")

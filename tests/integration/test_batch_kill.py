@@ -4,7 +4,6 @@ import asyncio
 import collections
 import contextlib
 import json
-import multiprocessing
 import random
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -15,12 +14,12 @@ from batch_jobs import model, results
 from tests.unit.batch_jobs import world
 
 LINES = 64
-_PROCESSES = multiprocessing.get_context("forkserver")  # imports once, then each runner is a fork
-_PROCESSES.set_forkserver_preload(["tests.unit.batch_jobs.world"])
 
 
 def start(state_dir: Path, url: str, job_id: int) -> ForkServerProcess:
-    process = _PROCESSES.Process(target=world.run_until_done, args=(str(state_dir), url, job_id))
+    process = world.PROCESSES.Process(
+        target=world.run_until_done, args=(str(state_dir), url, job_id)
+    )
     process.start()
     return process
 

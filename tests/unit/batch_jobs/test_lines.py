@@ -120,7 +120,7 @@ def test_crlf_and_a_byte_order_mark_are_tolerated() -> None:
 def test_a_huge_line_fails_alone_and_is_never_held() -> None:
     splitter = lines.Splitter(100)
     held = 0
-    found = []
+    found: list[lines.RawLine] = []
     for chunk in [b'{"custom_id": "', *[b"x" * 10_000] * 100, b'"}\n', GOOD[:90], b"\n"]:
         found.extend(splitter.feed(chunk))
         held = max(held, len(splitter._rest))
@@ -153,7 +153,8 @@ def test_a_bad_line_keeps_its_id_from_a_later_one() -> None:
 
 def test_seen_agrees_with_a_set() -> None:
     chance = random.Random(1)
-    seen, known = lines.Seen(), set()
+    seen = lines.Seen()
+    known: set[str] = set()
     for _ in range(20_000):
         custom_id = str(chance.randrange(15_000))
         assert seen.add(custom_id) is (custom_id not in known)

@@ -69,7 +69,9 @@ async def test_a_folder_in_the_files_place_is_refused(tmp_path: Path, source: Pa
 
 
 async def test_a_missing_folder_is_said(tmp_path: Path, source: Path) -> None:
-    with pytest.raises(publish.PublishError, match="missing/out.jsonl: No such file or directory"):
+    with pytest.raises(
+        publish.PublishError, match=r"missing/out\.jsonl: No such file or directory"
+    ):
         await put(source, tmp_path / "missing" / "out.jsonl")
 
 

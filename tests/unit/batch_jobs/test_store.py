@@ -1,6 +1,5 @@
 """The store: what it keeps, how states move, and several processes at once."""
 
-import multiprocessing
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -15,8 +14,6 @@ from batch_jobs import model, tables
 from batch_jobs import store as stores
 from scheduler.runtime.registry import database
 from tests.unit.batch_jobs import world
-
-_PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def nowhere(job_id: int) -> None:
@@ -158,19 +155,9 @@ def test_the_registrys_own_migrations_live_beside_ours(store: stores.Store, tmp_
     assert store.get(1) is not None
 
 
-def hammer(url: str, rounds: int) -> None:
-    """Read, then write, in one transaction, again and again, as a submission does."""
-    store = stores.open_store(url)
-    for _ in range(rounds):
-        job = store.add(draft(), nowhere)
-        assert store.cancel(job.job_id, 1)
-        store.move(job, model.Event.START)
-    store.close()
-
-
 def test_s9_eight_processes_write_without_a_locked_database(tmp_path: Path) -> None:
     url = database.sqlite_url(tmp_path)
-    processes = [_PROCESSES.Process(target=hammer, args=(url, 10)) for _ in range(8)]
+    processes = [world.PROCESSES.Process(target=world.hammer, args=(url, 10)) for _ in range(8)]
     for process in processes:
         process.start()
     for process in processes:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import multiprocessing
 import threading
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -21,6 +22,9 @@ from batch_jobs import store as stores
 from scheduler.contracts import clock, command_line, ports, requests
 from scheduler.runtime.registry import database
 
+# Imports once; each process of a test is then a fork, killed by its own pid.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.unit.batch_jobs.world"])
 ALICE = requests.Caller(team="physics", user="alice", key_id="k1", tiers=(requests.Tier.BATCH,))
 QUICK = settings.BatchJobsSettings(
     first_backoff_s=0.001,
@@ -311,3 +315,13 @@ def run_until_done(state_dir: str, url: str, job_id: int) -> None:
         store.close()
 
     asyncio.run(run())
+
+
+def hammer(url: str, rounds: int) -> None:
+    """Insert, read and write in one transaction each, again and again, as gateways do."""
+    store = stores.open_store(url)
+    for _ in range(rounds):
+        job = store.add(model.BatchJob(0, "physics", "alice"), lambda job_id: None)
+        assert store.cancel(job.job_id, 1)
+        store.move(job, model.Event.START)
+    store.close()

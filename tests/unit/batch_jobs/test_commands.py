@@ -1,0 +1,453 @@
+"""fbatch, fqueue and fcancel as a user sees them: words, exit codes, who wins over whom."""
+
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batch_jobs import model, options
+from scheduler.contracts import command_line, ports
+from tests.unit.batch_jobs import world
+
+SCRIPT = b"""#!/bin/sh
+#FBATCH --model=chat --job-name="two words"   # a comment
+#FBATCH --time=4:00
+#FBATCH --comment=first
+#FBATCH --comment=second
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[world.TellingStore]:
+    found = world.open_store(tmp_path / "state")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def api(store: world.TellingStore, tmp_path: Path) -> world.AppApi:
+    return world.AppApi(store, tmp_path / "state")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(exist_ok=True)
+
+
+def write(tmp_path: Path, name: str, data: bytes) -> str:
+    (tmp_path / name).write_bytes(data)
+    return name
+
+
+def fbatch(api: ports.Api, cwd: Path, *argv: str, stdin: str = "", **env: str) -> world.Said:
+    return world.run_command("fbatch", argv, api, cwd, io.StringIO(stdin), **env)
+
+
+def test_a_jsonl_file_is_submitted(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    name = write(tmp_path, "requests.jsonl", world.many(2))
+    said = fbatch(api, tmp_path, name)
+    assert said == world.Said(0, "Submitted batch job 1\n", "")
+    job = store.must(1)
+    assert (job.name, job.source) == ("requests.jsonl", str(tmp_path / name))
+    assert fbatch(api, tmp_path, "--parsable", name).out == "2\n"
+    assert fbatch(api, tmp_path, "-Q", name).out == ""
+
+
+def test_directive_environment_and_command_line_in_that_order(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    script = write(tmp_path, "job.fb", SCRIPT + world.many(2))
+    assert fbatch(api, tmp_path, script).code == 0
+    job = store.must(1)
+    assert (job.name, job.model, job.time_limit_s, job.comment) == (
+        "two words",
+        "chat",
+        240,
+        "second",
+    )
+    assert fbatch(api, tmp_path, script, FBATCH_JOB_NAME="env", FBATCH_COMMENT="env").code == 0
+    assert (store.must(2).name, store.must(2).comment) == ("env", "env")
+    assert fbatch(api, tmp_path, "-J", "cmd", script, FBATCH_JOB_NAME="env").code == 0
+    assert store.must(3).name == "cmd"
+    assert fbatch(api, tmp_path, script, FBATCH_HOLD="1").code == 0
+    assert fbatch(api, tmp_path, script, FBATCH_HOLD="no").code == 0
+    assert (store.must(4).held, store.must(5).held) == ("user", "")
+
+
+def test_a_script_and_a_file_together(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    script = write(tmp_path, "job.fb", SCRIPT)
+    data = write(tmp_path, "requests.jsonl", world.many(3))
+    assert fbatch(api, tmp_path, script, data).code == 0
+    assert (store.must(1).name, store.must(1).counts.total) == ("two words", 3)
+    assert "no requests" in fbatch(api, tmp_path, script).err
+
+
+def test_line_numbers_are_those_of_the_script(api: world.AppApi, tmp_path: Path) -> None:
+    script = write(tmp_path, "job.fb", SCRIPT + world.line("a") + b"not json\n")
+    said = fbatch(api, tmp_path, "--test-only", script)
+    assert said.code == 1
+    assert said.err.startswith("line 7: not JSON")
+    assert said.out == "1 of 2 lines can be run; nothing was submitted\n"
+
+
+def test_requests_come_from_stdin_too(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    assert fbatch(api, tmp_path, stdin=world.many(2).decode()).code == 0
+    assert store.must(1).counts.total == 2
+    assert fbatch(api, tmp_path, "-", stdin=SCRIPT.decode() + world.many(1).decode()).code == 0
+    assert store.must(2).name == "two words"
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["missing.jsonl"], 1, "missing.jsonl: No such file or directory"),
+        (["empty.jsonl"], 1, "the file is empty"),
+        (["empty.fb"], 1, "the script is empty"),
+        (["bare.fb"], 1, "first line must start with #!"),
+        (["crlf.fb"], 1, "CRLF"),
+        (["stray.fb"], 255, "line 2: 'word' is no option"),
+        (["unknown.fb"], 255, "line 3: unrecognized arguments: --nope"),
+        (["quote.fb"], 1, 'line 2: a " is never closed'),
+        (["a.jsonl", "a.jsonl"], 1, "one file of requests"),
+        (["a.jsonl", "a.jsonl", "a.jsonl"], 255, "one file too many"),
+        (["--nope", "a.jsonl"], 255, "unrecognized arguments: --nope"),
+        (["--ti=5", "a.jsonl"], 255, "ambiguous option: --ti"),
+        (["--begin=13:00pm", "a.jsonl"], 255, "13:00pm"),
+        (["--deadline=2027-02-30", "a.jsonl"], 255, "no such day"),
+        (["--order=random", "a.jsonl"], 255, "invalid choice"),
+        (["--deadline=2020-01-01", "a.jsonl"], 1, "deadline"),
+        (["--strict", "bad.jsonl"], 1, "line 2: not JSON"),
+        (["--account=chemistry", "a.jsonl"], 1, "chemistry"),
+    ],
+)
+def test_what_is_refused_in_one_line(
+    api: world.AppApi,
+    store: world.TellingStore,
+    tmp_path: Path,
+    argv: list[str],
+    code: int,
+    words: str,
+) -> None:
+    write(tmp_path, "a.jsonl", world.many(1))
+    write(tmp_path, "bad.jsonl", world.many(1) + b"x\n")
+    write(tmp_path, "empty.jsonl", b"")
+    write(tmp_path, "empty.fb", b"")
+    write(tmp_path, "bare.fb", b"echo hi\n")
+    write(tmp_path, "crlf.fb", b"#!/bin/sh\r\n{}\r\n")
+    write(tmp_path, "stray.fb", b"#!/bin/sh\n#FBATCH word\n{}\n")
+    write(tmp_path, "unknown.fb", b"#!/bin/sh\n\n#FBATCH --nope\n{}\n")
+    write(tmp_path, "quote.fb", b'#!/bin/sh\n#FBATCH --comment="x\n{}\n')
+    said = fbatch(api, tmp_path, *argv)
+    assert (said.code, said.out) == (code, "")
+    assert said.err.startswith("fbatch: error: ")
+    assert words in said.err
+    assert said.err.count("\n") == 1
+    assert store.list() == []
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--array=0-3",
+        "--dependency=afterok:1",
+        "--requeue",
+        "--no-requeue",
+        "--mail-type=END",
+        "--mail-user=a@b",
+        "--format=parquet",
+        "--follow",
+        "-pgpu",
+        "--qos=high",
+        "--priority=3",
+    ],
+)
+def test_what_is_not_built_is_refused_wherever_it_is_said(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path, option: str
+) -> None:
+    name = write(tmp_path, "a.jsonl", world.many(1))
+    script = write(tmp_path, "job.fb", f"#!/bin/sh\n#FBATCH {option}\n".encode() + world.many(1))
+    for said in (fbatch(api, tmp_path, option, name), fbatch(api, tmp_path, script)):
+        assert said.code == 255
+        assert "leave it out" in said.err
+        assert said.err.count("\n") == 1
+    assert store.list() == []
+
+
+def test_the_environment_too_is_never_ignored_in_silence(api: world.AppApi, tmp_path: Path) -> None:
+    name = write(tmp_path, "a.jsonl", world.many(1))
+    assert fbatch(api, tmp_path, name, FBATCH_ARRAY="0-3").code == 255
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("4:00", 240),
+        ("2-12", 60 * 3600),
+        ("3-0:00", 72 * 3600),
+        ("30", 1800),
+        ("0", 0),
+        ("UNLIMITED", 0),
+    ],
+)
+def test_b7_durations_of_time(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path, text: str, seconds: int
+) -> None:
+    name = write(tmp_path, "a.jsonl", world.many(1))
+    assert fbatch(api, tmp_path, f"--time={text}", name).code == 0
+    assert store.must(1).time_limit_s == seconds
+
+
+@pytest.mark.parametrize("text", ["2-", "1h", "1:", "1-2-3"])
+def test_b7_durations_that_are_none(api: world.AppApi, tmp_path: Path, text: str) -> None:
+    name = write(tmp_path, "a.jsonl", world.many(1))
+    said = fbatch(api, tmp_path, f"--time={text}", name)
+    assert said.code == 255
+    assert "invalid time limit" in said.err
+
+
+def test_times_are_read_in_the_users_zone() -> None:
+    tz = options.zone({"TZ": "Europe/Berlin"})
+    now_us = 1_780_000_000_000_000  # 2026-05-28T20:26:40Z
+    wish = options.submission({"begin": "23:00", "deadline": "now+1hour"}, now_us=now_us, tz=tz)
+    assert wish["begin_us"] == 1_780_002_000_000_000  # 21:00Z, summer time
+    assert wish["deadline_us"] == now_us + 3_600_000_000
+
+
+def test_bad_lines_are_told_and_the_others_submitted(api: world.AppApi, tmp_path: Path) -> None:
+    name = write(tmp_path, "a.jsonl", world.many(1) + b"x\n")
+    said = fbatch(api, tmp_path, name)
+    assert (said.code, said.out) == (0, "Submitted batch job 1\n")
+    assert said.err.startswith(
+        "fbatch: warning: 1 of 2 lines can't be run, the first is line 2: not JSON"
+    )
+
+
+def test_help_fits_a_screen(
+    api: world.AppApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("fbatch", "fqueue", "fcancel"):
+        assert world.run_command(command, ["--help"], api, tmp_path).code == 0
+        text = capsys.readouterr().out
+        assert "examples:" in text
+        assert len(text.splitlines()) <= 45
+
+
+class Scenes:
+    """An Api that shows a job's life, one scene a poll; None: the gateway does not answer."""
+
+    def __init__(self, *scenes: model.BatchJob | None) -> None:
+        self.scenes = list(scenes)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        params: Mapping[str, str] | None = None,
+        upload: Path | None = None,
+        download: Path | None = None,
+    ) -> ports.ApiResponse:
+        if method == "POST":
+            return ports.ApiResponse(
+                200, {"job_id": 7, "lines": 4, "bad_lines": 0, "errors": []}, b""
+            )
+        scene = self.scenes.pop(0)
+        if scene is None:
+            raise command_line.CommandError("gateway does not answer")
+        return ports.ApiResponse(200, scene.public(0), b"")
+
+
+def scene(state: model.State, ok: int, failed: int = 0) -> model.BatchJob:
+    counts = model.Counts(total=4, ok=ok, failed=failed)
+    return model.BatchJob(
+        7, "t", "u", state=state, counts=counts, error_path="/x/fbatch-%j.err.jsonl"
+    )
+
+
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [
+        (scene(model.State.COMPLETED, 4), 0),
+        (scene(model.State.COMPLETED, 3, 1), 1),
+        (scene(model.State.CANCELLED, 2, 2), 1),
+        (scene(model.State.FAILED, 4), 1),
+        (scene(model.State.TIMEOUT, 0, 4), 1),
+    ],
+)
+def test_wait_exits_with_the_worst_line(tmp_path: Path, last: model.BatchJob, code: int) -> None:
+    name = write(tmp_path, "a.jsonl", world.many(4))
+    scenes = Scenes(scene(model.State.PENDING, 0), None, scene(model.State.RUNNING, 2), last)
+    out, err = io.StringIO(), io.StringIO()
+    paused: list[float] = []
+    from batch_jobs import commands
+
+    found = commands.fbatch(
+        ["--wait", name], api=scenes, out=out, err=err, env={}, cwd=tmp_path,
+        stdin=io.StringIO(), pause=paused.append,
+    )  # fmt: skip
+    assert found == code
+    assert out.getvalue() == "Submitted batch job 7\n"
+    lines = err.getvalue().splitlines()
+    assert lines[:2] == ["job 7 PENDING 0/4", "job 7 RUNNING 2/4"]
+    assert lines[2].startswith(f"job 7 {last.state}: {last.counts.ok} of 4 lines answered")
+    assert ("fbatch-7.err.jsonl" in lines[2]) is bool(last.counts.failed)
+    assert len(paused) == 3
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal, with someone who types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_only_on_a_terminal_and_not_with_no_color(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from batch_jobs import waiting
+
+    def shown() -> str:
+        err = Terminal()
+        scenes = Scenes(scene(model.State.RUNNING, 2), scene(model.State.COMPLETED, 4))
+        assert waiting.until_done(7, api=scenes, err=err, pause=lambda _: None, quiet=False) == 0
+        return err.getvalue()
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" in shown()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in shown()
+
+
+def test_fqueue_lists_what_has_not_ended(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        api.submit(world.many(2), name=name)
+    store.move(store.must(1), model.Event.FAIL)
+    said = world.run_command("fqueue", [], api, tmp_path)
+    assert said.code == 0
+    assert [row.split()[0] for row in said.out.splitlines()] == ["JOBID", "2"]
+    said = world.run_command("fqueue", ["-h", "-t", "all", "-o", "%i %T %D"], api, tmp_path)
+    assert said.out == "1 FAILED 0/2\n2 PENDING 0/2\n"
+    assert world.run_command("fqueue", ["-h", "-j", "1", "-o", "%i"], api, tmp_path).out == "1\n"
+    assert (
+        world.run_command("fqueue", ["-h", "-n", "two", "-o", "%j"], api, tmp_path).out == "two\n"
+    )
+    said = world.run_command("fqueue", ["--me", "--json"], api, tmp_path)
+    assert [job["job_id"] for job in json.loads(said.out)["jobs"]] == [2]
+    said = world.run_command("fqueue", ["-h"], api, tmp_path, FQUEUE_FORMAT="%u")
+    assert said.out == "alice\n"
+
+
+def test_fqueue_again_and_again(api: world.AppApi, tmp_path: Path) -> None:
+    from batch_jobs import commands
+
+    def interrupt(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+
+    pauses: list[float] = []
+    out = io.StringIO()
+    code = commands.fqueue(
+        ["-i", "2"], api=api, out=out, err=io.StringIO(), env={"TZ": "UTC"}, cwd=tmp_path,
+        stdin=io.StringIO(), pause=interrupt,
+    )  # fmt: skip
+    assert (code, pauses) == (130, [2.0, 2.0])
+    assert (
+        len(re.findall(r"^\w{3} \w{3} \d\d \d\d:\d\d:\d\d \d{4}$", out.getvalue(), re.MULTILINE))
+        == 2
+    )
+
+
+@pytest.mark.parametrize(
+    "argv", [["-t", "XX"], ["-j", "x"], ["-o", "%q"], ["-i", "0"], ["--start"]]
+)
+def test_fqueue_refuses(api: world.AppApi, tmp_path: Path, argv: list[str]) -> None:
+    said = world.run_command("fqueue", argv, api, tmp_path)
+    assert (said.code, said.out) == (1, "")
+    assert said.err.startswith("fqueue: error: ")
+
+
+def test_fcancel_one_asks_nobody(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    api.submit(world.many(1))
+    assert world.run_command("fcancel", ["1"], api, tmp_path) == world.Said(0, "", "")
+    assert store.must(1).cancel_us
+
+
+def test_fcancel_more_than_one_asks(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        api.submit(world.many(1))
+    said = world.run_command("fcancel", ["--me"], api, tmp_path)
+    assert said.code == 1
+    assert "Cancel 3 jobs (1, 2, 3)?" in said.err
+    assert not any(job.cancel_us for job in store.list())
+    assert world.run_command("fcancel", ["1,2"], api, tmp_path, Terminal("n\n")).code == 1
+    assert not any(job.cancel_us for job in store.list())
+    assert world.run_command("fcancel", ["1", "2"], api, tmp_path, Terminal("y\n")).code == 0
+    assert world.run_command("fcancel", ["--me", "-y"], api, tmp_path).code == 0
+    assert all(job.cancel_us for job in store.list())
+
+
+def test_fcancel_interactive_asks_for_each(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        api.submit(world.many(1))
+    assert (
+        world.run_command("fcancel", ["-i", "1", "2"], api, tmp_path, Terminal("n\ny\n")).code == 0
+    )
+    assert (bool(store.must(1).cancel_us), bool(store.must(2).cancel_us)) == (False, True)
+
+
+def test_fcancel_by_name_and_state(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    for name in ("x", "y"):
+        api.submit(world.many(1), name=name)
+    assert world.run_command("fcancel", ["-n", "y", "-t", "PD"], api, tmp_path).code == 0
+    assert (bool(store.must(1).cancel_us), bool(store.must(2).cancel_us)) == (False, True)
+    assert world.run_command("fcancel", ["-t", "R"], api, tmp_path).code == 0
+    assert not store.must(1).cancel_us
+
+
+def test_fcancel_says_what_it_could_not(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    api.submit(world.many(1))
+    said = world.run_command("fcancel", ["-y", "9", "1_2", "1"], api, tmp_path)
+    assert said.code == 1
+    assert "no job 9" in said.err
+    assert "no array" in said.err
+    assert store.must(1).cancel_us
+    store.move(store.must(1), model.Event.FAIL)
+    assert "ended already" in world.run_command("fcancel", ["1"], api, tmp_path).err
+    assert world.run_command("fcancel", ["-Q", "1"], api, tmp_path) == world.Said(0, "", "")
+    for argv in ([], ["x"], ["1_"]):
+        assert world.run_command("fcancel", argv, api, tmp_path).code == 1
+
+
+def test_fcancel_does_not_reach_others(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    api.submit(world.many(1))
+    api.caller = dataclasses.replace(world.ALICE, user="bob")
+    assert world.run_command("fcancel", ["1"], api, tmp_path).code == 1
+    assert not store.must(1).cancel_us
