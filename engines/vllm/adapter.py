@@ -41,6 +41,7 @@ from scheduler.contracts import clock, fleet
 _BAD_REQUEST = (vllm.exceptions.VLLMClientError, vllm.exceptions.GracefulHTTPError)
 
 
+_CPU_KV_BYTES = 256 * 1024 * 1024
 # What a replica on CPUs imports late; loaded before the fork instead, it costs each replica nothing.
 _LATE_MODULES = (
     "vllm.v1.engine.core",
@@ -291,6 +292,16 @@ def _name_adapters(models: Any, spec: fleet.ReplicaSpec) -> None:
             models.lora_requests[name] = alias
 
 
+def _bound_cache(args: argparse.Namespace, spec: fleet.ReplicaSpec) -> None:
+    """Give a replica on CPUs a modest KV cache if the spec says nothing.
+
+    vLLM would take nine tenths of the machine's memory, and the next replica would not start.
+    """
+    said = any("gpu-memory-utilization" in name.replace("_", "-") for name in spec.engine_args)
+    if platforms.current_platform.is_cpu() and args.kv_cache_memory_bytes is None and not said:
+        args.kv_cache_memory_bytes = _CPU_KV_BYTES
+
+
 def _inspect_here() -> None:
     """Let vLLM look at a model's class in this process.
 
@@ -329,6 +340,7 @@ async def open_engine(
     began = timing.monotonic()
     args = parse(record.spec)
     _inspect_here()
+    _bound_cache(args, record.spec)
     context = usage_lib.UsageContext.OPENAI_API_SERVER
     try:
         config = arg_utils.AsyncEngineArgs.from_cli_args(args).create_engine_config(context)

@@ -12,6 +12,7 @@ import ctypes
 import dataclasses
 import gc
 import importlib
+import importlib.metadata
 import logging
 import os
 import selectors
@@ -25,6 +26,7 @@ from typing import NoReturn
 from engines import forkproto, processes
 
 _PR_SET_CHILD_SUBREAPER = 36
+_SUPPORTED = ((0, 31), (0, 34))
 _ENVIRONMENT = {
     # The model is a folder on this machine; nothing is to be asked of a hub, or told to anybody.
     "HF_HUB_OFFLINE": "1",
@@ -247,8 +249,11 @@ def _replica(message: forkproto.Start, status: int) -> int:
     os.environ.update(message.env)
     os.environ[processes.PARENT] = str(os.getppid())
     # The engine core and its workers are forked from here; a killed replica takes them along.
-    me = os.getpid()
-    os.register_at_fork(after_in_child=lambda: processes.die_with_parent(me))
+    forking = [0]
+    os.register_at_fork(
+        before=lambda: forking.__setitem__(0, os.getpid()),
+        after_in_child=lambda: processes.die_with_parent(forking[0]),
+    )
     reporter = launch.PipeReporter(status)
     _title(message.id)
     try:
@@ -267,6 +272,14 @@ def _title(replica_id: str) -> None:
         importlib.import_module("setproctitle").setproctitle(f"forebay: replica {replica_id}")
 
 
+def _check_version(found: str) -> None:
+    """Refuse a vLLM that the adapter was not written for; its names move with every minor version."""
+    minor = tuple(int(part) for part in found.split(".")[:2])
+    if not _SUPPORTED[0] <= minor < _SUPPORTED[1]:
+        least, below = (".".join(map(str, each)) for each in _SUPPORTED)
+        raise RuntimeError(f"vLLM {found} is not supported: install vllm>={least},<{below}")
+
+
 def main() -> int:
     """Run the fork server on this process's stdin and stdout."""
     processes.die_with_parent()
@@ -283,6 +296,7 @@ def main() -> int:
         os.environ.setdefault(name, value)
     began = time.monotonic()
     try:
+        _check_version(importlib.metadata.version("vllm"))
         from engines.vllm import adapter
 
         adapter.preload()
