@@ -86,11 +86,17 @@ def _into(
     return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)
 
 
-def tail(log: Path, most: int = 400) -> str:
-    """Return the end of a log as one line, for an error message."""
+def tail(log: Path, *, since: int = 0, most: int = 400) -> str:
+    """Return the end of a log as one line, for an error message.
+
+    Args:
+        log: the file.
+        since: what was in it before this many bytes is left out.
+        most: bytes at most.
+    """
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - most))
+            file.seek(max(since, log.stat().st_size - most))
             return " ".join(file.read().decode(errors="backslashreplace").split())
     except OSError:
         return ""

@@ -1,20 +1,114 @@
-"""Chooses the client that reaches Slurm."""
+"""Chooses how to reach Slurm, and says why."""
 
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from scheduler.contracts import slurm
-from slurm_plugins import cli, embedded, settings
+from slurm_plugins import cli, embedded, pyslurm_client, rest, settings, tokens
 
 
-def connect(table: settings.SlurmSettings, folder: Path | None = None) -> slurm.SlurmPort:
-    """Return the client that the settings name."""
-    if table.client == "embedded":
-        shape = embedded.Shape(table.embedded_nodes, table.embedded_gpus, table.embedded_cpus)
-        return embedded.EmbeddedClient(
-            folder or Path("build/embedded"), shape=shape, kill_wait_s=table.embedded_kill_wait_s
-        )
-    return cli.CliClient(
-        Path(table.conf) if table.conf else None,
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """The client that was chosen, and why in one line."""
+
+    port: slurm.SlurmPort
+    reason: str
+
+
+def connect(table: settings.SlurmSettings, state_dir: Path) -> Choice:
+    """Return a client that answers.
+
+    Args:
+        table: ``[slurm]``; with ``client = "auto"`` the first that works of pyslurm, slurmrestd, the
+            command line and the embedded Slurm is taken.
+        state_dir: where the embedded Slurm keeps its jobs.
+
+    Raises:
+        slurm.SlurmError: the client that was asked for by name does not work, and why.
+    """
+    makers: dict[str, Callable[[], slurm.SlurmPort]] = {
+        "pyslurm": lambda: _pyslurm(table),
+        "slurmrestd": lambda: _rest(table),
+        "cli": lambda: _cli(table),
+        "embedded": lambda: _embedded(table, state_dir),
+    }
+    if table.client != "auto":
+        if table.client not in makers:
+            raise slurm.SlurmRefused(
+                f"[slurm] client is {table.client!r}: give auto, {', '.join(makers)}"
+            )
+        port = makers[table.client]()
+        port.versions()
+        return Choice(port, f"{table.client}: as [slurm] client says")
+    refused: list[str] = []
+    for name in ("pyslurm", "slurmrestd", "cli"):
+        try:
+            port = makers[name]()
+            found = port.versions()
+        except slurm.SlurmError as error:
+            refused.append(f"no {name} ({error})")
+            continue
+        return Choice(port, "; ".join([f"{name}: it answers, Slurm {found.controller}", *refused]))
+    return Choice(makers["embedded"](), "; ".join(["embedded: no Slurm here", *refused]))
+
+
+def _conf(table: settings.SlurmSettings) -> Path | None:
+    return Path(table.conf) if table.conf else None
+
+
+def _pyslurm(table: settings.SlurmSettings) -> slurm.SlurmPort:
+    lacking = pyslurm_client.available()
+    if lacking:
+        raise slurm.SlurmUnavailable(lacking)
+    _need_conf(table)
+    return pyslurm_client.PyslurmClient(_conf(table), cluster=table.cluster)
+
+
+def _need_conf(table: settings.SlurmSettings) -> None:
+    """Without a slurm.conf Slurm's library ends the process instead of raising."""
+    named = table.conf or os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf"
+    if not Path(named).is_file():
+        raise slurm.SlurmUnavailable(f"there is no {named}; set [slurm] conf")
+
+
+def _rest(table: settings.SlurmSettings) -> slurm.SlurmPort:
+    if not table.rest_url:
+        raise slurm.SlurmUnavailable("[slurm] rest_url is not set")
+    if table.jwt_key_file:
+        token = tokens.from_key(Path(table.jwt_key_file), table.rest_user)
+    elif table.jwt_token_file:
+        token = tokens.from_file(Path(table.jwt_token_file))
+    else:
+        raise slurm.SlurmRefused("slurmrestd needs [slurm] jwt_key_file or jwt_token_file")
+    return rest.RestClient(
+        table.rest_url,
+        user=table.rest_user,
+        token=token,
         cluster=table.cluster,
         timeout_s=table.call_timeout_s,
+    )
+
+
+def _cli(table: settings.SlurmSettings) -> slurm.SlurmPort:
+    if shutil.which("sbatch") is None:
+        raise slurm.SlurmUnavailable("sbatch is not on PATH")
+    return cli.CliClient(_conf(table), cluster=table.cluster, timeout_s=table.call_timeout_s)
+
+
+def _embedded(table: settings.SlurmSettings, state_dir: Path) -> slurm.SlurmPort:
+    shape = embedded.Shape(
+        nodes=table.embedded_nodes,
+        gpus=table.embedded_gpus,
+        cpus=table.embedded_cpus,
+        partitions=tuple(dict.fromkeys([*table.serve_partitions, *table.backfill_partitions])),
+        gres_type=table.gres_type,
+    )
+    return embedded.EmbeddedClient(
+        state_dir / "slurm",
+        cluster=table.cluster or "embedded",
+        shape=shape,
+        kill_wait_s=table.embedded_kill_wait_s,
     )

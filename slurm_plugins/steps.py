@@ -118,6 +118,7 @@ class SrunLauncher:
             slurm.SlurmRefused: Slurm will not start it.
         """
         self._count += 1
+        since = log.stat().st_size if log.exists() else 0
         mark = log.with_name(f"{log.name}.{os.getpid()}.{self._count}.step")
         options = sbatch.srun_arguments(
             self._job_id, gpus=gpus, cpus=cpus, gres_type=self._gres_type, extra=self._options
@@ -132,31 +133,56 @@ class SrunLauncher:
         except OSError as error:
             raise slurm.SlurmUnavailable(f"srun can't be started: {error}") from error
         try:
-            return SrunStep(process, await self._started(process, mark, log))
+            return SrunStep(process, await self._started(process, mark, log, since))
         except BaseException:
             await _abandon(process)
             raise
         finally:
             mark.unlink(missing_ok=True)
 
-    async def _started(self, process: "subprocess.Popen[bytes]", mark: Path, log: Path) -> str:
+    async def _started(
+        self, process: "subprocess.Popen[bytes]", mark: Path, log: Path, since: int
+    ) -> str:
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 while not mark.exists():
                     if process.poll() is not None and not mark.exists():
-                        raise self._failure(process.returncode, log)
+                        raise self._failure(process.returncode, children.tail(log, since=since))
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise slurm.SlurmUnavailable(
                 f"job {self._job_id}: the step did not start within {self._start_timeout_s:g} s: "
-                f"{children.tail(log)}"
+                f"{children.tail(log, since=since)}"
             ) from None
         return mark.read_text(encoding="utf-8")
 
-    def _failure(self, code: int, log: Path) -> slurm.SlurmError:
-        said = children.tail(log)
+    def _failure(self, code: int, said: str) -> slurm.SlurmError:
         kind = slurm.SlurmUnavailable if any(word in said for word in _BUSY) else slurm.SlurmRefused
         return kind(f"job {self._job_id}: srun ended with {code} before the step started: {said}")
+
+
+def for_lease(
+    client: str, *, gres_type: str = "", options: Sequence[str] = (), start_timeout_s: float = 60.0
+) -> "SrunLauncher | LocalLauncher":
+    """Return the launcher for the lease that this process runs in.
+
+    Args:
+        client: the kind of client that submitted the lease; `embedded` has no srun.
+        gres_type: see `SrunLauncher`.
+        options: see `SrunLauncher`.
+        start_timeout_s: see `SrunLauncher`.
+
+    Raises:
+        slurm.SlurmRefused: this is no Slurm job.
+    """
+    if client == "embedded":
+        return LocalLauncher()
+    job_id = os.environ.get("SLURM_JOB_ID", "")
+    if not job_id:
+        raise slurm.SlurmRefused("SLURM_JOB_ID is not set: a lease's agent runs in a Slurm job")
+    return SrunLauncher(
+        job_id, gres_type=gres_type, options=options, start_timeout_s=start_timeout_s
+    )
 
 
 async def _abandon(process: "subprocess.Popen[bytes]") -> None:
