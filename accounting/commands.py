@@ -11,6 +11,7 @@ from scheduler.contracts import command_line, ports, times
 from scheduler.contracts.command_line import CommandError
 
 _BASE = "/forebay/v1/usage"
+_IDS_AT_ONCE = 200  # an URL's length
 
 
 def facct(
@@ -104,6 +105,8 @@ def _facct(argv: Sequence[str], api: ports.Api, out: TextIO, err: TextIO, place:
     if options.leases and (options.state is not None or options.duplicates or options.allocations):
         raise CommandError("-s, -D and -X do not go with --leases: leave them out")
     answers = [_ask(api, path, options, window) for path in _paths(options)]
+    if not options.leases:
+        _name_jobs(api, answers[0])
     rows = _joined(answers, options, wanted)
     if not style.delimiter and not (options.json or options.csv or options.parquet):
         _say_window(window, tz, out)
@@ -145,6 +148,26 @@ def _ask(
     if not isinstance(answer.json, dict) or "rows" not in answer.json:
         raise CommandError("the gateway's answer is no usage report: is it another release?")
     return dict(answer.json)
+
+
+def _name_jobs(api: ports.Api, answer: dict[str, Any]) -> None:
+    """Add to each batch job what only the batch runner knows: its state, name, and how many lines."""
+    rows = answer["rows"]
+    known: dict[int, dict[str, Any]] = {}
+    for first in range(0, len(rows), _IDS_AT_ONCE):
+        numbers = [str(row["batch_job_id"]) for row in rows[first : first + _IDS_AT_ONCE]]
+        try:
+            told = api.call("GET", "/forebay/v1/jobs", params={"ids": ",".join(numbers)}).json
+        except CommandError as error:
+            answer["problems"] = [*answer["problems"], f"states of batch jobs: {error.message}"]
+            break
+        known |= {job["job_id"]: job for job in told["jobs"]}
+    for row in rows:
+        job = known.get(row["batch_job_id"], {})
+        row["state"] = job.get("state", "Unknown")
+        row["job_name"] = job.get("name", "")
+        row["reason"] = job.get("reason", "")
+        row["lines_total"] = job["lines"]["total"] if job else "Unknown"
 
 
 def _job_and_line(item: str) -> tuple[str, str]:

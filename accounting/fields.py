@@ -32,7 +32,11 @@ _STATES = {
     "BF": "BOOT_FAIL",
     "DL": "DEADLINE",
     "OOM": "OUT_OF_MEMORY",
+    "CG": "COMPLETING",
+    "RQ": "REQUEUED",
 }
+
+_NO_FAULT = {"COMPLETED", "COMPLETING", "RUNNING", "PENDING", "Unknown"}
 
 _Text = Callable[[layout.Row, datetime.tzinfo], str]
 
@@ -58,11 +62,9 @@ def outcomes(wanted: frozenset[str]) -> tuple[str, ...]:
 
 
 def state(row: layout.Row) -> str:
-    """Return a row's state in Slurm's words; a batch job's comes from the lines dispatched so far."""
+    """Return a row's state in Slurm's words; a batch job's is its own, "Unknown" if it was not told."""
     if row["record"] == "job":
-        if row["open"]:
-            return "RUNNING"
-        return "COMPLETED" if row["ok"] == row["lines"] else "FAILED"
+        return str(row["state"])
     return STATE_OF.get(row.get("outcome", ""), "")
 
 
@@ -87,9 +89,7 @@ def _state(row: layout.Row, _: datetime.tzinfo) -> str:
 
 
 def _exit_code(row: layout.Row, _: datetime.tzinfo) -> str:
-    return (
-        "" if row["record"] == "lease" else f"{int(state(row) not in {'COMPLETED', 'RUNNING'})}:0"
-    )
+    return "" if row["record"] == "lease" else f"{int(state(row) not in _NO_FAULT)}:0"
 
 
 def _elapsed_us(row: layout.Row) -> int:
@@ -136,6 +136,7 @@ FIELDS = (
     _C("JobID", -20, _job_id, "batch job, job.line, request, or (--leases) Slurm job"),
     _C("RequestID", -36, _plain("request_id"), "the request's id, as the client got it"),
     _C("CustomID", -16, _plain("custom_id"), "the batch line's own name"),
+    _C("JobName", -16, _plain("job_name"), "the batch job's name"),
     _C("CallerID", -16, _plain("caller_request_id"), "the caller's own request id"),
     _C("Attempt", 7, _plain("attempt"), "number of the last attempt, of each with -D"),
     _C("Attempts", 8, _plain("attempts"), "dispatches to a replica"),
@@ -150,7 +151,7 @@ FIELDS = (
     _C("Endpoint", -20, _plain("endpoint"), "API path"),
     _C("Tier", 11, _plain("tier"), "interactive, standard or batch"),
     _C("Partition", 11, _plain("tier"), "the same as Tier"),
-    _C("State", 10, _state, "in Slurm's words; of a batch job by its lines dispatched so far"),
+    _C("State", 10, _state, "in Slurm's words"),
     _C("Outcome", 12, _plain("outcome"), "in Forebay's words"),
     _C("Reason", -24, _plain("reason"), "why it did not end well"),
     _C("Payer", 8, _plain("payer"), "team, or platform for faults of ours"),
@@ -178,7 +179,8 @@ FIELDS = (
         "of all tokens, those that the platform pays",
     ),
     _C("TokensPerSec", 12, _tokens_per_s, "OutputTokens / Elapsed"),
-    _C("Lines", 7, _plain("lines"), "lines of the batch job dispatched so far"),
+    _C("Lines", 7, _plain("lines_total"), "lines of the batch job"),
+    _C("Dispatched", 10, _plain("lines"), "of these, sent to a replica at least once"),
     _C("LinesOK", 7, _plain("ok"), "of these, ended well"),
     _C("Preempted", 9, _plain("preempted"), "attempts of the batch job that were preempted"),
     _C("Replica", -14, _plain("replica_id"), "replica of the last attempt"),

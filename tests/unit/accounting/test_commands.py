@@ -21,6 +21,9 @@ from tests.unit.accounting import world
 NOW = datetime.datetime(2026, 11, 27, 12, 30, tzinfo=datetime.UTC)
 
 
+JOB = {"job_id": 12, "state": "RUNNING", "name": "nightly", "reason": "", "lines": {"total": 9}}
+
+
 class Gateway:
     """The commands' way to a real router, as one caller."""
 
@@ -33,6 +36,11 @@ class Gateway:
         async def _who(request: fastapi.Request, forward: Any) -> Any:
             request.state.caller = caller
             return await forward(request)
+
+        @app.get("/forebay/v1/jobs")
+        async def _jobs(ids: str) -> dict[str, Any]:
+            assert ids == "12"
+            return {"jobs": [JOB]}
 
         self.client = testclient.TestClient(app)
 
@@ -98,7 +106,7 @@ def test_facct_looks_like_sacct(run: Run) -> None:
         "           8            0           14            00:00:01\n"
         "r1                          red       rob         chat interactive     FAILED "
         "           0            0            0            00:00:00\n"
-        "12                         blue       bob         chat       batch  COMPLETED "
+        "12                         blue       bob         chat       batch    RUNNING "
         "          18            3           17            00:00:02\n"
         "12.x                       blue       bob         chat       batch  COMPLETED "
         "          12            2           10            00:00:02\n"
@@ -127,9 +135,12 @@ def test_formats_widths_and_the_plus_of_a_cut_cell(run: Run) -> None:
 
 def test_parsable_lines(run: Run) -> None:
     assert run("facct -P -X -o jobid,state,reason") == (
-        "JobID|State|Reason\nq1|COMPLETED|\nr1|FAILED|replica full\n12|COMPLETED|\n"
+        "JobID|State|Reason\nq1|COMPLETED|\nr1|FAILED|replica full\n12|RUNNING|\n"
     )
-    assert run("facct -p -n -j 12 -X -o jobid,lines,linesok,preempted") == "12|2|2|1|\n"
+    assert (
+        run("facct -p -n -j 12 -X -o jobid,jobname,lines,disp,linesok,preempted")
+        == "12|nightly|9|2|2|1|\n"
+    )
     assert run("facct -P -n -j q1 -o jobid,team --delimiter ::") == "q1::red\n"
 
 
@@ -139,7 +150,7 @@ def test_every_attempt_and_states(run: Run) -> None:
     )
     assert run("facct -P -n -s f -o jobid") == "r1\n"
     assert run("facct -P -n -s PR -D -o jobid") == "12.x\n"
-    assert run("facct -P -n -s PD,completed -X -o jobid") == "q1\n12\n"
+    assert run("facct -P -n -s PD,completed,r -X -o jobid") == "q1\n12\n"
     assert run("facct -P -n -s PENDING -o jobid") == ""
 
 
@@ -256,6 +267,22 @@ def test_what_could_not_be_read_is_said_and_the_exit_code_tells(
         "facct: warning: x.parquet: damaged",
         "facct: warning: there are more rows than one answer holds: narrow the window with -S and -E",
     ]
+
+
+def test_a_batch_job_whose_state_nobody_tells_is_unknown_not_finished(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Gateway.call
+
+    def call(self: Gateway, method: str, path: str, **named: Any) -> ports.ApiResponse:
+        if path == "/forebay/v1/jobs":
+            raise CommandError("the registry does not answer: try again later")
+        return real(self, method, path, **named)
+
+    monkeypatch.setattr(Gateway, "call", call)
+    text = run("facct -P -n -j 12 -X -o jobid,state,lines,exitcode", code=1)
+    assert text.startswith("12|Unknown|Unknown|0:0\n")
+    assert "states of batch jobs: the registry does not answer" in text
 
 
 def test_helpformat_and_help_fit_and_have_examples(run: Run) -> None:

@@ -3,6 +3,7 @@
 import datetime
 import itertools
 import zoneinfo
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +88,12 @@ def test_zones_have_names_that_come_back() -> None:
     for bad in ("Mars/Olympus", "../etc/passwd", ""):
         with pytest.raises(ValueError, match="no time zone"):
             windows.zone(bad)
+
+
+def test_the_machines_own_zone_has_rules(tmp_path: Path) -> None:
+    link = tmp_path / "localtime"
+    link.symlink_to(f"{zoneinfo.TZPATH[0]}/Europe/Berlin")
+    assert windows.local_zone({}, link) == BERLIN
+    assert windows.local_zone({"TZ": ":Asia/Kolkata"}, link) == zoneinfo.ZoneInfo("Asia/Kolkata")
+    assert windows.local_zone({"TZ": "nonsense"}, link) == datetime.UTC
+    assert windows.local_zone({}, tmp_path / "none") == datetime.UTC
