@@ -4,7 +4,7 @@ import pytest
 
 from scheduler.contracts import clock, usage
 
-pytest_plugins = ["tests.realslurm"]
+pytest_plugins = ["tests.realpostgres", "tests.realslurm"]
 
 
 @pytest.fixture

@@ -92,6 +92,7 @@ class Loop:
             max_instances=1,
             coalesce=True,
             misfire_grace_time=None,
+            next_run_time=datetime.datetime.now(datetime.UTC),
         )
 
     def start(self) -> None:
@@ -99,11 +100,14 @@ class Loop:
         self._scheduler.start()
 
     async def close(self) -> None:
-        """Start nothing more and wait for what runs."""
+        """Start nothing more and cancel what runs: whatever a crash may cut, this may too."""
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
-        if self._running:
-            await asyncio.wait(set(self._running))
+        running = set(self._running)
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
 
 
 def periodic_jobs(
