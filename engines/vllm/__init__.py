@@ -1,7 +1,8 @@
 """vLLM as an engine: its own OpenAI app around its own engine, with Forebay's tap inside.
 
-`adapter` is the one module that touches vLLM's names; `arguments` and `ledger` are pure; `forkserver`
-is the process that imports vLLM once and forks replicas. Importing this package imports no vLLM.
+`adapter` is the one module that touches vLLM's names; `arguments`, `calls` and `ledger` are pure;
+`forkserver` is the process that imports vLLM once and forks replicas. Importing this package imports
+no vLLM.
 """
 
 import contextlib
@@ -17,6 +18,10 @@ def open_engine(
     record: "launch.Launch", time: clock.Clock, reporter: "launch.Reporter"
 ) -> "contextlib.AbstractAsyncContextManager[engine.Engine]":
     """Return the context manager that runs vLLM for one replica (`engines.replica.server.OpenEngine`)."""
+    from engines.vllm import process
+
+    process.prepare()
+    process.bind_workers()
     from engines.vllm import adapter
 
     return adapter.open_engine(record, time, reporter)

@@ -12,7 +12,6 @@ import ctypes
 import dataclasses
 import gc
 import importlib
-import importlib.metadata
 import logging
 import os
 import selectors
@@ -24,19 +23,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from engines import forkproto, processes
+from engines.vllm import process
 
 _PR_SET_CHILD_SUBREAPER = 36
-_SUPPORTED = ((0, 31), (0, 34))
-_ENVIRONMENT = {
-    # The model is a folder on this machine; nothing is to be asked of a hub, or told to anybody.
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    # Replicas share the node's cores: threads pinned to cores would all sit on the first ones.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-}
 _log = logging.getLogger(__name__)
 
 
@@ -248,12 +237,6 @@ def _replica(message: forkproto.Start, status: int) -> int:
         os.close(log)
     os.environ.update(message.env)
     os.environ[processes.PARENT] = str(os.getppid())
-    # The engine core and its workers are forked from here; a killed replica takes them along.
-    forking = [0]
-    os.register_at_fork(
-        before=lambda: forking.__setitem__(0, os.getpid()),
-        after_in_child=lambda: processes.die_with_parent(forking[0]),
-    )
     reporter = launch.PipeReporter(status)
     _title(message.id)
     try:
@@ -272,31 +255,19 @@ def _title(replica_id: str) -> None:
         importlib.import_module("setproctitle").setproctitle(f"forebay: replica {replica_id}")
 
 
-def _check_version(found: str) -> None:
-    """Refuse a vLLM that the adapter was not written for; its names move with every minor version."""
-    minor = tuple(int(part) for part in found.split(".")[:2])
-    if not _SUPPORTED[0] <= minor < _SUPPORTED[1]:
-        least, below = (".".join(map(str, each)) for each in _SUPPORTED)
-        raise RuntimeError(f"vLLM {found} is not supported: install vllm>={least},<{below}")
-
-
 def main() -> int:
     """Run the fork server on this process's stdin and stdout."""
     processes.die_with_parent()
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(
-        _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
-    )  # orphans of a killed replica come to us, to be killed
+    # Orphans of a killed replica come to us, to be killed.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     commands, events = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)  # whatever an import prints must not end up between the events
     os.close(nothing)
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     began = time.monotonic()
     try:
-        _check_version(importlib.metadata.version("vllm"))
+        process.prepare()
         from engines.vllm import adapter
 
         adapter.preload()

@@ -17,7 +17,7 @@ import pytest
 from scheduler.contracts import fleet, frames
 from tests.contract import engine_vllm
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASK = [{"role": "user", "content": "Tell me a short story about a river."}]

@@ -15,7 +15,7 @@ import pytest
 from engines import forkproto, processes
 from tests.contract import engine_vllm
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 GONE_S = 5.0  # case E1: nothing of a killed replica lives longer
 

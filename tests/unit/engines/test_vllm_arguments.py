@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engines.vllm import arguments, forkserver
+from engines.vllm import arguments, process
 from scheduler.contracts import fleet
 
 
@@ -126,10 +126,10 @@ def test_weights_are_needed() -> None:
 
 @pytest.mark.parametrize("found", ["0.31.0+cpu", "0.32.0+cpu", "0.33.1", "0.33.0rc1"])
 def test_supported_versions(found: str) -> None:
-    forkserver._check_version(found)
+    process.check_version(found)
 
 
 @pytest.mark.parametrize("found", ["0.30.2", "0.34.0", "1.0.0"])
 def test_other_versions_are_refused_by_name(found: str) -> None:
     with pytest.raises(RuntimeError, match=r"install vllm>=0\.31,<0\.34"):
-        forkserver._check_version(found)
+        process.check_version(found)
