@@ -116,7 +116,7 @@ class Dispatcher:
             end = _ended(last.frame, record)
             await self._recorder.sync()
             if last.held is not None:
-                await job.outlet.data(last.held)
+                await self._pass_on(job, last.held)
             return end
 
     async def _forward(self, answer: replica.Answer, job: Job, record: recording.Attempt) -> _Last:
@@ -131,12 +131,21 @@ class Dispatcher:
             if frame.kind is frames.Kind.PROMPT:
                 continue
             if held is not None:
-                await job.outlet.data(held)
+                await self._pass_on(job, held)
                 held = None
             if frame.payload.rstrip().endswith(_DONE):
                 held = frame
             else:
+                await self._pass_on(job, frame)
+
+    async def _pass_on(self, job: Job, frame: frames.Frame) -> None:
+        """Give a frame to the client; one that no longer reads must not keep a seat for ever."""
+        limit_s = self._options.client_stall_s
+        try:
+            async with asyncio.timeout(limit_s):
                 await job.outlet.data(frame)
+        except TimeoutError:
+            raise errors.Cancelled(f"the client has not read for {limit_s:g} s") from None
 
 
 def _ended(frame: frames.Frame, record: recording.Attempt) -> frames.End:

@@ -14,6 +14,7 @@ from starlette import responses
 
 from scheduler.contracts import errors
 
+_DISK_RETRY_S = 10.0  # somebody has to make room first
 _log = logging.getLogger(__name__)
 
 
@@ -32,9 +33,10 @@ def body(error: errors.ForebayError) -> bytes:
 
 def headers(error: errors.ForebayError) -> dict[str, str]:
     """Return the HTTP headers that an error brings along."""
-    if error.retry_after_s is None:
-        return {}
-    return {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+    seconds = error.retry_after_s
+    if seconds is None and isinstance(error, errors.RecordingUnavailable):
+        seconds = _DISK_RETRY_S
+    return {} if seconds is None else {"retry-after": str(max(1, math.ceil(seconds)))}
 
 
 def response(error: errors.ForebayError, request_id: str | None = None) -> responses.Response:

@@ -67,6 +67,12 @@ class GatewaySettings:
         unit="s",
         least=0.1,
     )
+    client_stall_s: float = setting(
+        60.0,
+        "A streaming client that reads nothing for so long is given up, so that it keeps no seat.",
+        unit="s",
+        least=0.1,
+    )
     answer_timeout_s: float = setting(
         900.0, "Longest silence before a whole (not streamed) answer.", unit="s", least=0.1
     )

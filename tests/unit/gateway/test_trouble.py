@@ -272,6 +272,7 @@ async def test_disk_full_refuses_before_any_token() -> None:
         async with http(served) as session:
             response = await session.post(CHAT, json=harness.chat_body())
         assert (response.status_code, code(response)) == (503, "recording_unavailable")
+        assert response.headers["retry-after"] == "10"
         assert not fake.received
         assert not served.sink.rows
         served.sink.full = False
@@ -404,3 +405,26 @@ async def test_unknown_engine_error_is_internal() -> None:
             response = await session.post(CHAT, json=harness.chat_body())
         assert (response.status_code, code(response)) == (500, errors.Internal.code)
         assert [row.payer for row in served.closed()] == [usage.Payer.PLATFORM]
+
+
+async def test_client_that_reads_nothing_keeps_no_seat() -> None:
+    async def floods(received: harness.Received, out: harness.Out) -> None:
+        frame = harness.data(harness.chat_event({"content": "x" * 100_000}), 1)
+        while not out.left.done():
+            await out.send(frame)
+        await out.gone()
+
+    async with harness.one_replica(floods, client_stall_s=0.3) as (served, fake):
+        host, port = served.http.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        body = json.dumps(harness.chat_body(stream=True)).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ann\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        async with asyncio.timeout(10):
+            await fake.ended.wait()
+        (row,) = await served.rows(1)
+        assert row.outcome is usage.Outcome.CANCELLED
+        assert "not read" in row.reason
+        await served.idle()
+        writer.transport.abort()
+        assert not reader.at_eof()
