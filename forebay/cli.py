@@ -1,0 +1,167 @@
+"""`forebay`: starts the parts of an installation, or all of them."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import uvloop
+
+from forebay import config as configs
+from forebay import installation, lifeline, ready
+from scheduler.contracts import command_line
+from scheduler.runtime import config
+
+_SERVICES = ("broker", "gateway", "batchd")
+_IN_LEASES = ("agent", "slot", "replica")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["devcluster"]:
+        from slurm_plugins.devcluster import commands
+
+        return commands.main(words[1:], out=sys.stdout, err=sys.stderr)
+    return command_line.run("forebay", lambda: _run(_parser().parse_args(words)))
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.Parser(
+        "forebay",
+        description="Warm LLM replicas on Slurm, batch in every gap, a bill per team.",
+        epilog="examples:\n  forebay up --config forebay.toml\n  forebay config check\n"
+        "  forebay devcluster up --nodes 4\n",
+    )
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="COMMAND")
+    up = kinds.add_parser("up", help="run broker, gateway and batch runner here until Ctrl-C")
+    up.add_argument("--config", default="", metavar="FILE", help="forebay.toml")
+    up.add_argument(
+        "--demo-cluster", action="store_true", help="on a Slurm cluster and model of its own"
+    )
+    kinds.add_parser("demo", help="show the whole loop, and what it measured")
+    checked = kinds.add_parser("config", help="check or show the configuration")
+    checked.add_argument("act", choices=("check", "show", "example"))
+    checked.add_argument("--config", default="", metavar="FILE", help="forebay.toml")
+    kinds.add_parser("devcluster", help="a real Slurm cluster in a folder: up, down, status")
+    for name in _SERVICES:
+        service = kinds.add_parser(name, help=f"run the {name} alone")
+        service.add_argument("--config", default="", metavar="FILE", help="forebay.toml")
+        service.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+        service.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
+    for name in _IN_LEASES:
+        inside = kinds.add_parser(name, help=f"run a lease's {name} (Forebay starts it itself)")
+        inside.add_argument("--spec", type=Path, required=True, metavar="FILE")
+    return parser
+
+
+def _run(asked: argparse.Namespace) -> int:
+    if asked.what in _SERVICES:
+        return _service(asked)
+    if asked.what in _IN_LEASES:
+        return _in_lease(asked)
+    if asked.what == "config":
+        return _config(asked)
+    if asked.what == "demo":
+        from forebay.demo import scenario
+
+        return scenario.main()
+    return _up(asked)
+
+
+def _service(asked: argparse.Namespace) -> int:
+    if asked.parent:
+        lifeline.tie(asked.parent)
+    _log()
+    from forebay import services
+
+    here = installation.Installation.open(_load(asked.config))
+    body: services.Service = getattr(services, asked.what)
+
+    def told(news: Mapping[str, str]) -> None:
+        ready.tell(asked.ready_fd, news)
+        asked.ready_fd = -1  # a broker that leads a second time has nobody left to tell
+
+    uvloop.run(body(here, told))
+    return 0
+
+
+def _in_lease(asked: argparse.Namespace) -> int:
+    _log()
+    from forebay import in_lease
+
+    body: Callable[[Path], int] = getattr(in_lease, asked.what)
+    return body(asked.spec)
+
+
+def _config(asked: argparse.Namespace) -> int:
+    if asked.act == "example":
+        print(config.document(configs.TABLES), end="")
+        return 0
+    path = configs.find(asked.config)
+    try:
+        loaded = configs.load(path)
+    except config.ConfigError as error:
+        for fault in error.faults:
+            print(fault, file=sys.stderr)
+        return 1
+    if asked.act == "check":
+        print(f"{path or 'defaults and environment'}: {len(loaded.models)} models, no fault")
+        return 0
+    for name, table in loaded.tables.items():
+        print(f"[{name}] {table}")
+    for model in loaded.models:
+        print(f"[[models]] {model}")
+    return 0
+
+
+def _up(asked: argparse.Namespace) -> int:
+    from forebay import up
+    from forebay.demo import site
+
+    async def serve() -> int:
+        if not asked.demo_cluster:
+            return await stay(_found(asked.config))
+        async with site.prepared(_say) as demo:
+            os.environ.update(demo.env)
+            return await stay(demo.config_file)
+
+    async def stay(path: Path) -> int:
+        here = installation.Installation.open(_load(str(path)))
+        model = here.config.models[0].name if here.config.models else "MODEL"
+        async with up.running(here, path, _say) as addresses:
+            print(up.examples(addresses, here.state, model), flush=True)
+            await asyncio.Event().wait()
+        return 0
+
+    return up.interruptible(serve())
+
+
+def _found(given: str) -> Path:
+    path = configs.find(given)
+    if path is None:
+        raise command_line.CommandError(
+            "no forebay.toml: give --config FILE (`forebay config example` prints one)"
+        )
+    return path
+
+
+def _load(given: str) -> config.Config:
+    try:
+        return configs.load(configs.find(given))
+    except config.ConfigError as error:
+        raise command_line.CommandError("; ".join(error.faults)) from error
+
+
+def _log() -> None:
+    level = os.environ.get("FOREBAY_LOG", "INFO").upper()
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

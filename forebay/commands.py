@@ -1,0 +1,96 @@
+"""Entry points of the users' and admins' commands: surroundings in, exit code out."""
+
+import datetime
+import os
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from accounting import commands as accounting_commands
+from batch_jobs import commands as batch_commands
+from forebay import api
+from forebay import config as configs
+from scheduler.contracts import ports
+from scheduler.runtime import commands as admin_commands
+from scheduler.runtime import finfo as fleet_commands
+from slurm_plugins import doctor, select
+from slurm_plugins import settings as slurm_settings
+
+
+class _Late:
+    """A gateway that is looked for at the first call: `--help` must work without one."""
+
+    def call(self, method: str, path: str, **options: Any) -> ports.ApiResponse:
+        """Find the gateway and pass the call on."""
+        return api.connect().call(method, path, **options)
+
+
+def fbatch() -> int:
+    """Submit a batch job."""
+    return batch_commands.fbatch(sys.argv[1:], **_batch())
+
+
+def fqueue() -> int:
+    """List batch jobs."""
+    return batch_commands.fqueue(sys.argv[1:], **_batch())
+
+
+def fcancel() -> int:
+    """Cancel batch jobs."""
+    return batch_commands.fcancel(sys.argv[1:], **_batch())
+
+
+def facct() -> int:
+    """Show what requests, jobs and leases used."""
+    return accounting_commands.facct(sys.argv[1:], **_books())
+
+
+def freport() -> int:
+    """Report usage by cluster, team, user and model."""
+    return accounting_commands.freport(sys.argv[1:], **_books())
+
+
+def finfo() -> int:
+    """Show tiers, replicas, seats and GPUs."""
+    return fleet_commands.finfo(sys.argv[1:], api=_Late(), out=sys.stdout, err=sys.stderr)
+
+
+def fctl() -> int:
+    """Administer Forebay."""
+    return admin_commands.fctl(
+        sys.argv[1:], api=_Late(), out=sys.stdout, err=sys.stderr, doctor=examine
+    )
+
+
+def examine(out: TextIO) -> int:
+    """Read the site's Slurm configuration and say what would slow reclaiming (`fctl doctor`)."""
+    loaded = configs.load(configs.find(""))
+    table = loaded.table(slurm_settings.SlurmSettings)
+    findings = doctor.collect(
+        select.connect(table), serve=table.serve_partitions, backfill=table.backfill_partitions
+    )
+    return doctor.report(findings, out)
+
+
+def _batch() -> dict[str, Any]:
+    return {
+        "api": _Late(),
+        "out": sys.stdout,
+        "err": sys.stderr,
+        "env": os.environ,
+        "cwd": Path.cwd(),
+        "stdin": sys.stdin,
+    }
+
+
+def _books() -> dict[str, Any]:
+    now = datetime.datetime.now(datetime.UTC)
+    zone = now.astimezone().tzinfo or datetime.UTC
+    return {
+        "api": _Late(),
+        "out": sys.stdout,
+        "err": sys.stderr,
+        "env": os.environ,
+        "now": now,
+        "tz": zone,
+    }

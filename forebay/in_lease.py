@@ -1,0 +1,56 @@
+"""What runs inside a lease: each function is the body of one process, given its specification file."""
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from forebay import sinks
+from scheduler.contracts import clock, command_line, ports
+from slurm_plugins import steps
+
+LAUNCHER = "FOREBAY_LAUNCHER"  # environment: how the agent starts its slots, as JSON
+SRUN = "srun"
+LOCAL = "local"
+
+
+def agent(told: Path) -> int:
+    """Run the lease's agent."""
+    from engines import agent as agents
+    from engines.agent import spec
+
+    try:
+        read = spec.AgentSpec.read(told)
+    except spec.SpecError as error:
+        raise command_line.CommandError(str(error)) from error
+    sink = sinks.open_spool(f"agent-{read.lease_id}")
+    try:
+        return asyncio.run(
+            agents.serve(read, launcher=_launcher(os.environ), sink=sink, clock=clock.SystemClock())
+        )
+    finally:
+        sink.close()
+
+
+def slot(told: Path) -> int:
+    """Run a slot's supervisor."""
+    from engines import slot as slots
+
+    return slots.main(told)
+
+
+def replica(told: Path) -> int:
+    """Run one simulated or HTTP replica."""
+    from engines import replica as replicas
+
+    return replicas.main(told, sinks.open_spool)
+
+
+def _launcher(env: Mapping[str, str]) -> ports.StepLauncher:
+    """Return what the lease's environment asks for: srun in a real job, local processes elsewhere."""
+    asked: dict[str, Any] = json.loads(env.get(LAUNCHER, "{}"))
+    if asked.pop("kind", LOCAL) == LOCAL:
+        return steps.LocalLauncher()
+    return steps.SrunLauncher(env["SLURM_JOB_ID"], **asked)

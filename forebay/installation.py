@@ -1,0 +1,95 @@
+"""One installation's shared things: configuration, state folder, secrets, Slurm, registry."""
+
+import dataclasses
+import os
+import secrets
+from pathlib import Path
+
+from forebay import settings as forebay_settings
+from forebay import sinks
+from scheduler.contracts import clock, requests, slurm
+from scheduler.runtime import config as configs
+from scheduler.runtime import guard
+from scheduler.runtime import settings as scheduler_settings
+from scheduler.runtime.registry import database, keys, store
+from slurm_plugins import select
+from slurm_plugins import settings as slurm_settings
+
+SERVICE_KEY = "service.key"
+ADMIN_KEY = "admin.key"
+_PLATFORM = "forebay"  # team of Forebay's own keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Installation:
+    """What every process of one installation shares.
+
+    Attributes:
+        config: the checked configuration.
+        state: the state folder, absolute.
+    """
+
+    config: configs.Config
+    state: Path
+
+    @classmethod
+    def open(cls, loaded: configs.Config) -> "Installation":
+        """Make the state folder's parts, secrets included, and return the installation.
+
+        Raises:
+            OSError: the folder can't be made or written.
+        """
+        state = loaded.table(forebay_settings.ForebaySettings).state_dir.absolute()
+        for name in ("spool", "parquet", "batch", "logs", "leases", "run"):
+            (state / name).mkdir(parents=True, exist_ok=True)
+        (state / "secrets").mkdir(mode=0o700, exist_ok=True)
+        here = cls(loaded, state)
+        guard.token(state)
+        for name in (SERVICE_KEY, ADMIN_KEY):
+            here.secret(name, prefix=f"{keys.PREFIX}_{secrets.token_hex(keys.ID_BYTES)}_")
+        os.environ.setdefault(sinks.FOLDER, str(state / "spool"))
+        return here
+
+    def secret_file(self, name: str) -> Path:
+        """Return the path of a secret."""
+        return self.state / "secrets" / name
+
+    def secret(self, name: str, prefix: str = "") -> str:
+        """Return a secret; made (0600, never replaced) if it is not there yet."""
+        path = self.secret_file(name)
+        fresh = path.with_name(f".{name}.{os.getpid()}")
+        if not path.exists():
+            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(prefix + secrets.token_hex(keys.SECRET_BYTES) + "\n")
+            try:
+                os.link(fresh, path)  # whoever links first has made it, and all read the same
+            except FileExistsError:
+                pass
+            finally:
+                fresh.unlink()
+        return path.read_text().strip()
+
+    def registry_url(self) -> str:
+        """Return the registry's SQLAlchemy URL."""
+        named = self.config.table(scheduler_settings.Settings).registry_url
+        return named or database.sqlite_url(self.state)
+
+    def open_registry(self) -> store.Registry:
+        """Open the registry, bring its schema up to date, and keep Forebay's own keys in it."""
+        opened = store.Registry.open(self.registry_url())
+        now_us = clock.SystemClock().wall_us()
+        every = tuple(requests.Tier)
+        service = keys.Key("", _PLATFORM, "batchd", (requests.Tier.BATCH,), service=True)
+        admin = keys.Key("", _PLATFORM, "root", every, admin=True)
+        for name, wish in ((SERVICE_KEY, service), (ADMIN_KEY, admin)):
+            opened.keys.put(wish, self.secret(name), now_us)
+        return opened
+
+    def connect_slurm(self) -> slurm.SlurmPort:
+        """Connect to Slurm as the configuration says; raises `slurm.SlurmError`."""
+        return select.connect(self.config.table(slurm_settings.SlurmSettings))
+
+    def cluster(self, port: slurm.SlurmPort) -> str:
+        """Return the cluster's name as every record carries it."""
+        return self.config.table(forebay_settings.ForebaySettings).cluster or port.cluster

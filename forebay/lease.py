@@ -1,0 +1,104 @@
+"""What a lease runs: the agent's specification on disk, and the Slurm job that starts the agent."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from engines import settings as engine_settings
+from engines.agent import spec
+from forebay import in_lease, installation, sinks
+from forebay import settings as forebay_settings
+from scheduler.contracts import fleet, slurm
+from scheduler.runtime import address, guard
+from slurm_plugins import sbatch
+from slurm_plugins import settings as slurm_settings
+
+SPEC = "agent.json"
+
+
+class Renderer:
+    """Makes the job of a lease; implements the broker's `LeaseRenderer`."""
+
+    def __init__(self, here: installation.Installation, port: slurm.SlurmPort) -> None:
+        self._here = here
+        self._port = port
+
+    def __call__(self, lease: fleet.Lease) -> slurm.JobSpec:
+        """Write the agent's specification for ``lease`` and return the job to submit."""
+        table = self._here.config.table(slurm_settings.SlurmSettings)
+        folder = self._here.state / "leases" / lease.lease_id
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        python = self._python()
+        self._write_spec(lease, folder, python)
+        backfill = lease.kind is fleet.LeaseKind.BACKFILL
+        named = table.backfill_partitions if backfill else table.serve_partitions
+        limit = table.backfill_time_limit_s if backfill else table.serve_time_limit_s
+        gres_type = lease.gres_type or table.gres_type
+        # Only what a lease needs: a service's whole environment is nobody else's business.
+        kept = ("PATH", "HOME", "LANG", "PYTHONDONTWRITEBYTECODE", "SLURM_CONF", "TMPDIR")
+        environment = {name: os.environ[name] for name in kept if name in os.environ}
+        if table.conf:
+            environment["SLURM_CONF"] = table.conf
+        environment |= {
+            sinks.FOLDER: str(self._here.state / "spool"),
+            in_lease.LAUNCHER: json.dumps(self._launcher(gres_type)),
+        }
+        return slurm.JobSpec(
+            name=f"forebay-{lease.kind}",
+            script=sbatch.lease_script(
+                python=python,
+                spec_file=str(folder / SPEC),
+                prolog=table.script_prolog,
+                environment=environment,
+            ),
+            partitions=(lease.partition,) if lease.partition else tuple(named),
+            time_limit_s=min(lease.walltime_s, limit) or limit,
+            time_min_s=table.backfill_time_min_s if backfill else 0,
+            output=str(folder / "job-%j.log"),
+            directory=str(folder),
+            stamp=slurm.Stamp(lease.cluster, lease.lease_id, lease.kind, lease.team),
+            account=table.account,
+            qos=table.qos,
+            cpus_per_node=max(1, lease.gpus * table.cpus_per_gpu),
+            gpus_per_node=lease.gpus,
+            gres_type=gres_type,
+            environment=environment,
+        )
+
+    def _launcher(self, gres_type: str) -> dict[str, Any]:
+        """Say how the agent starts its slots: by srun in a real job, locally in an embedded one."""
+        if self._port.kind == "embedded":
+            return {"kind": in_lease.LOCAL}
+        table = self._here.config.table(slurm_settings.SlurmSettings)
+        return {
+            "kind": in_lease.SRUN,
+            "gres_type": gres_type,
+            "options": table.srun_options,
+            "start_timeout_s": table.step_start_timeout_s,
+        }
+
+    def _python(self) -> str:
+        return self._here.config.table(forebay_settings.ForebaySettings).python or sys.executable
+
+    def _write_spec(self, lease: fleet.Lease, folder: Path, python: str) -> None:
+        state = self._here.state
+        command = (python, "-P", "-m", "forebay")
+        told = spec.AgentSpec(
+            cluster=lease.cluster,
+            lease_id=lease.lease_id,
+            kind=lease.kind,
+            team=lease.team,
+            gpus=lease.gpus,
+            broker_file=str(state / address.FILE),
+            token_file=str(state / guard.FILE),
+            run_dir=str(folder),
+            slot_argv=(*command, "slot"),
+            replica_argv=(*command, "replica"),
+            sink_factory=sinks.FACTORY,
+            options=self._here.config.table(engine_settings.EnginesSettings),
+        )
+        fresh = folder / f".{SPEC}.{os.getpid()}"
+        fresh.write_text(json.dumps(told.to_json()))
+        fresh.replace(folder / SPEC)
