@@ -19,6 +19,7 @@ from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
 
 FAREWELL_S = 1.0  # for the last report to the broker
+ROOM_S = 2.0  # of the grace time, for all that is neither draining nor a replica's end
 _log = logging.getLogger(__name__)
 
 
@@ -162,7 +163,7 @@ class Agent:
         options = self._told.options
         drain = None
         if reason == "sigterm":
-            drain = max(0.0, options.grace_s - options.term_s - slots.MARGIN_S)
+            drain = max(0.0, options.grace_s - options.term_s - ROOM_S)
         for slot in self._slots.values():
             slot.want(_closed(slot.desired, drain))
         self._servicer.changed()
