@@ -151,6 +151,13 @@ ORDER BY batch_job_id LIMIT $limit
 """  # noqa: S608 - as above
 
 
+_WORK = """
+SELECT cluster, lease_id, replica_id, team, "user", model, tier, payer, started_us, ended_us,
+  uncached_prompt_tokens, output_tokens
+FROM usage WHERE started_us > 0 AND ended_us > started_us
+"""
+
+
 def requests(
     reading: books.Reading, scope: Scope, asked: Filter, *, each_attempt: bool, limit: int
 ) -> list[dict[str, Any]]:

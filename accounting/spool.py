@@ -28,6 +28,7 @@ from scheduler.contracts import errors, usage
 SEGMENT_BYTES = 4 * 1024 * 1024
 LEAST_SEGMENT_BYTES = 256 * 1024  # a row with the longest texts must fit, in half of it
 MAX_AGE_S = 60.0
+_EMPTY_AGE_S = 3600.0  # well before the shipper takes an empty one for forgotten
 _RETRY_S = 1.0  # a full disk is asked again this often, so that `ready` stays cheap
 _RETIRED_AT_MOST = 4
 
@@ -232,7 +233,8 @@ class Spool:
             return self._advance()
         if current.free < size:
             return self._advance()
-        if current.rows and self._clock.monotonic() - self._opened_at >= self._max_age_s:
+        age = self._clock.monotonic() - self._opened_at
+        if age >= (self._max_age_s if current.rows else _EMPTY_AGE_S):
             try:
                 return self._advance()
             except errors.RecordingUnavailable:
@@ -268,7 +270,7 @@ class Spool:
         self._count += 1
         header = segment.encode_header(self._writer, now)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            _make(self._folder)
             return _Open(self._folder, name + segment.SUFFIX, self._segment_bytes, header)
         except OSError as error:
             raise self._unavailable(error) from error
@@ -348,6 +350,15 @@ def _consume(flight: "asyncio.Future[None]") -> None:
     """Take the exception of a flush whose waiters have all left."""
     if not flight.cancelled():
         flight.exception()
+
+
+def _make(folder: Path) -> None:
+    """Make a folder, so that it is still there after a power cut."""
+    if folder.is_dir():
+        return
+    _make(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -64,6 +64,36 @@ def test_a_writer_killed_at_any_point_keeps_what_it_acknowledged(seed: int, tmp_
     assert {(f"q{number}", "ok", number) for number in numbers} <= kept
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_frozen_writer_that_was_thought_dead_wakes_and_loses_nothing(
+    seed: int, tmp_path: Path
+) -> None:
+    chance = random.Random(seed)
+    acknowledged: list[bytes] = []
+    with victim("write", str(tmp_path)) as process:
+        assert process.stdout is not None
+        for _ in range(3):
+            acknowledged += [process.stdout.readline() for _ in range(chance.randrange(1, 150))]
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            long_ago = clock.SystemClock().wall_us() / 1e6 - 600
+            for path in ship.segments(tmp_path):
+                os.utime(path, (long_ago, long_ago))
+            ship.ship(tmp_path, clock.SystemClock())
+            assert ship.segments(tmp_path) == []
+            process.send_signal(signal.SIGCONT)
+        acknowledged += [process.stdout.readline() for _ in range(50)]
+        process.send_signal(signal.SIGKILL)
+        acknowledged += process.stdout.readlines()
+    numbers = {int(line) for line in acknowledged if line.endswith(b"\n")}
+    for _ in range(2):
+        after = closed(tmp_path)
+        assert set(Counter(name for name, _, _ in after).values()) == {1}
+        assert {(f"q{number}", "ok", number) for number in numbers} <= set(after)
+        ship.ship(tmp_path, clock.SystemClock())
+    assert ship.segments(tmp_path) == []
+
+
 def a_spool(state: Path) -> set[str]:
     """Three segments of attempts on two days, one of them of a writer that was not closed."""
     names = set()

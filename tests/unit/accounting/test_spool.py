@@ -92,6 +92,18 @@ async def test_segments_rotate_by_age_at_the_next_row(
     assert not segment.read_segment(second).sealed
 
 
+async def test_an_empty_segment_is_left_before_the_shipper_forgets_its_writer(
+    tmp_path: Path, books: spool.Spool, fake_clock: clock.FakeClock
+) -> None:
+    (old,) = tmp_path.glob("*.seg")
+    await fake_clock.advance(3601)
+    books.append(samples.row())
+    await books.sync()
+    (fresh,) = tmp_path.glob("*.seg")
+    assert fresh != old
+    assert segment.read_segment(fresh).rows == [samples.row()]
+
+
 async def test_the_wall_clock_stepping_back_an_hour_changes_nothing(
     tmp_path: Path, books: spool.Spool, fake_clock: clock.FakeClock
 ) -> None:
