@@ -10,6 +10,7 @@ from accounting import commands as accounting_commands
 from batch_jobs import commands as batch_commands
 from forebay import api
 from forebay import config as configs
+from forebay import settings as forebay_settings
 from scheduler.contracts import ports
 from scheduler.runtime import commands as admin_commands
 from scheduler.runtime import finfo as fleet_commands
@@ -66,8 +67,11 @@ def examine(out: TextIO) -> int:
     """Read the site's Slurm configuration and say what would slow reclaiming (`fctl doctor`)."""
     loaded = configs.load(configs.find(""))
     table = loaded.table(slurm_settings.SlurmSettings)
+    state = loaded.table(forebay_settings.ForebaySettings).state_dir
+    choice = select.connect(table, state)
+    print(f"Slurm by {choice.reason}", file=out)
     findings = doctor.collect(
-        select.connect(table), serve=table.serve_partitions, backfill=table.backfill_partitions
+        choice.port, serve=table.serve_partitions, backfill=table.backfill_partitions
     )
     return doctor.report(findings, out)
 

@@ -1,6 +1,7 @@
 """One installation's shared things: configuration, state folder, secrets, Slurm, registry."""
 
 import dataclasses
+import logging
 import os
 import secrets
 from pathlib import Path
@@ -15,6 +16,7 @@ from scheduler.runtime.registry import database, keys, store
 from slurm_plugins import select
 from slurm_plugins import settings as slurm_settings
 
+log = logging.getLogger(__name__)
 SERVICE_KEY = "service.key"
 ADMIN_KEY = "admin.key"
 _PLATFORM = "forebay"  # team of Forebay's own keys
@@ -88,7 +90,9 @@ class Installation:
 
     def connect_slurm(self) -> slurm.SlurmPort:
         """Connect to Slurm as the configuration says; raises `slurm.SlurmError`."""
-        return select.connect(self.config.table(slurm_settings.SlurmSettings))
+        choice = select.connect(self.config.table(slurm_settings.SlurmSettings), self.state)
+        log.info("Slurm by %s", choice.reason)
+        return choice.port
 
     def cluster(self, port: slurm.SlurmPort) -> str:
         """Return the cluster's name as every record carries it."""

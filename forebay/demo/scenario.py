@@ -224,6 +224,7 @@ class Demo:
         said = await self._command(
             "fbatch",
             "--parsable",
+            f"--account={site.BATCH_TEAM}",
             "--job-name=stories",
             f"--output={self._where.folder / 'answers.jsonl'}",
             f"--error={self._where.folder / 'errors.jsonl'}",
