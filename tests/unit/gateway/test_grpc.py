@@ -79,32 +79,30 @@ async def test_prompt_version_and_adapter() -> None:
         assert served.closed()[0].identity.version == "1"
 
 
-@pytest.mark.parametrize(
-    ("changes", "metadata", "status", "code"),
-    [
-        ({"model": "nope"}, ANN, grpc.StatusCode.NOT_FOUND, "model_not_found"),
-        ({"adapter": "nope"}, ANN, grpc.StatusCode.NOT_FOUND, "model_not_found"),
-        ({"version": "9"}, ANN, grpc.StatusCode.NOT_FOUND, "model_not_found"),
-        ({"max_tokens": 0}, ANN, grpc.StatusCode.INVALID_ARGUMENT, "bad_request"),
-        ({"prompt": "both"}, ANN, grpc.StatusCode.INVALID_ARGUMENT, "bad_request"),
-        ({"messages": []}, ANN, grpc.StatusCode.INVALID_ARGUMENT, "bad_request"),
-        ({"temperature": 9.0}, ANN, grpc.StatusCode.INVALID_ARGUMENT, "bad_request"),
-        ({"priority": "urgent"}, ANN, grpc.StatusCode.INVALID_ARGUMENT, "bad_request"),
-        ({"deadline_ms": -1}, ANN, grpc.StatusCode.INVALID_ARGUMENT, "bad_request"),
-        ({"priority": "batch"}, BOB, grpc.StatusCode.PERMISSION_DENIED, "forbidden"),
-        ({}, (), grpc.StatusCode.UNAUTHENTICATED, "invalid_api_key"),
-        ({}, (("authorization", "Bearer x"),), grpc.StatusCode.UNAUTHENTICATED, "invalid_api_key"),
-    ],
-)
-async def test_errors_have_the_documented_status(
-    changes: dict[str, Any], metadata: Any, status: grpc.StatusCode, code: str
-) -> None:
+FAULTS: list[tuple[dict[str, Any], Any, grpc.StatusCode, str]] = [
+    ({"model": "nope"}, ANN, grpc.StatusCode.NOT_FOUND, "model_not_found"),
+    ({"adapter": "nope"}, ANN, grpc.StatusCode.NOT_FOUND, "model_not_found"),
+    ({"version": "9"}, ANN, grpc.StatusCode.NOT_FOUND, "model_not_found"),
+    ({"max_tokens": 0}, ANN, grpc.StatusCode.INVALID_ARGUMENT, "bad_request"),
+    ({"prompt": "both"}, ANN, grpc.StatusCode.INVALID_ARGUMENT, "bad_request"),
+    ({"messages": []}, ANN, grpc.StatusCode.INVALID_ARGUMENT, "bad_request"),
+    ({"temperature": 9.0}, ANN, grpc.StatusCode.INVALID_ARGUMENT, "bad_request"),
+    ({"priority": "urgent"}, ANN, grpc.StatusCode.INVALID_ARGUMENT, "bad_request"),
+    ({"deadline_ms": -1}, ANN, grpc.StatusCode.INVALID_ARGUMENT, "bad_request"),
+    ({"priority": "batch"}, BOB, grpc.StatusCode.PERMISSION_DENIED, "forbidden"),
+    ({}, (), grpc.StatusCode.UNAUTHENTICATED, "invalid_api_key"),
+    ({}, (("authorization", "Bearer x"),), grpc.StatusCode.UNAUTHENTICATED, "invalid_api_key"),
+]
+
+
+async def test_errors_have_the_documented_status() -> None:
     async with harness.one_replica(harness.hello) as (served, fake), stub(served) as api:
-        call = api.Generate(chat(**changes), metadata=metadata)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call.read()
-        assert caught.value.code() is status
-        assert dict(caught.value.trailing_metadata() or ())["x-forebay-code"] == code
+        for changes, metadata, status, code in FAULTS:
+            call = api.Generate(chat(**changes), metadata=metadata)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() is status, changes
+            assert dict(caught.value.trailing_metadata() or ())["x-forebay-code"] == code
         assert not fake.received
 
 

@@ -22,7 +22,7 @@ CHAT = "/v1/chat/completions"
 @contextlib.asynccontextmanager
 async def http(served: harness.Served) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(
-        base_url=served.http, headers=harness.ANN_AUTH, trust_env=False, timeout=20
+        base_url=served.http, headers=harness.ANN_AUTH, trust_env=False, verify=False, timeout=20
     ) as session:
         yield session
 
