@@ -292,7 +292,7 @@ class Daemon:
     # The end of a job
 
     async def _live(self, run: runner.JobRun) -> None:
-        committing = self._spawn(run.keep_committing(self._clock))
+        committing = self._spawn(run.keep_committing(self._clock, self._wake.set))
         try:
             await run.over.wait()
             ending = run.ending or model.Ending.DRAINED

@@ -129,6 +129,8 @@ class _Api:
             _refuse(report, wish)
             job = _filled(job, report, self._clock.wall_us())
             job = await asyncio.to_thread(self._store.add, job, taken.place)
+        except starlette.requests.ClientDisconnect as gone:
+            raise errors.Cancelled("the upload was broken off") from gone
         except OSError as error:
             raise errors.RecordingUnavailable(
                 f"the file can't be kept: {error.strerror}; try again later"

@@ -9,7 +9,7 @@ import asyncio
 import collections
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from batch_jobs import client, intake, journal, lines, model, results, settings, verdicts
@@ -195,8 +195,13 @@ class JobRun:
         if self._lines.add(entry):
             self._writer.append(entry)
 
-    async def keep_committing(self, clock: clocks.Clock) -> None:
-        """Write what was recorded, again and again; everything recorded during a commit is the next."""
+    async def keep_committing(self, clock: clocks.Clock, freed: Callable[[], None]) -> None:
+        """Write what was recorded, again and again; everything recorded during a commit is the next.
+
+        Args:
+            clock: for the wait after a refusal.
+            freed: called when the disk takes results again after it had refused.
+        """
         while True:
             await self._dirty.wait()
             self._dirty.clear()
@@ -210,8 +215,10 @@ class JobRun:
                 self._dirty.set()
                 await clock.sleep(_COMMIT_RETRY_S)
                 continue
-            self.stalled = ""
             self._durable = counts
+            if self.stalled:
+                self.stalled = ""
+                freed()
 
     def touch(self) -> None:
         """Have what was recorded committed soon."""

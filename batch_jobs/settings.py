@@ -49,8 +49,9 @@ class BatchJobsSettings:
         least=0.001,
     )
     request_timeout_s: float = setting(
-        1800.0,
-        "Longest wait for one line's answer, time in the gateway's queue included.",
+        5400.0,
+        "Longest wait for one line's answer: the gateway's queue (its deadline_batch_s) and half an"
+        " hour of work.",
         unit="s",
         least=1,
     )

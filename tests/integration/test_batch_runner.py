@@ -2,16 +2,18 @@
 
 import asyncio
 import dataclasses
+import errno
 import json
 import os
 import pwd
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy.exc
 
-from batch_jobs import intake, model, results
+from batch_jobs import daemon, intake, journal, model, results, runner
 from tests.unit.batch_jobs import world
 
 
@@ -271,6 +273,90 @@ async def test_an_output_that_is_refused_fails_the_job_and_keeps_the_results(
     assert "symbolic link" in job.detail
     assert not (tmp_path / "elsewhere").exists()
     assert len(stage.output(1)) == 2
+
+
+async def test_a_full_disk_stops_dispatch_and_loses_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_COMMIT_RETRY_S", 0.01)
+    real, refusals = journal.Writer.commit, iter(range(20))
+
+    def commit(writer: journal.Writer) -> None:
+        if stage.gateway.calls and next(refusals, None) is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(writer)
+
+    monkeypatch.setattr(journal.Writer, "commit", commit)
+    job = await stage.run(world.many(50))
+    assert next(refusals, None) is None
+    assert job.counts == model.Counts(total=50, ok=50)
+    assert set(stage.gateway.calls.values()) == {1}
+    assert len(stage.output(1)) == 50
+
+
+async def test_running_jobs_go_on_while_the_registry_is_down(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = iter(range(10))
+
+    def down() -> None:
+        if stage.gateway.calls and next(refusals, None) is not None:
+            raise sqlalchemy.exc.OperationalError("select", {}, Exception("registry is down"))
+
+    def active() -> Sequence[model.BatchJob]:
+        down()
+        return real_active()
+
+    def move(job: model.BatchJob, event: model.Event, **changes: Any) -> model.BatchJob:
+        down()
+        return real_move(job, event, **changes)
+
+    real_active, real_move = stage.store.active, stage.store.move
+    monkeypatch.setattr(stage.store, "active", active)
+    monkeypatch.setattr(stage.store, "move", move)
+    monkeypatch.setattr(daemon, "_AGAIN_S", 0.01)
+    job = await stage.run(world.many(50))
+    assert next(refusals, None) is None
+    assert job.state is model.State.COMPLETED
+    assert job.counts.ok == 50
+
+
+async def test_e6_the_sites_proxy_is_not_for_the_gateway(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    job = await stage.run(world.many(5))
+    assert job.counts.ok == 5
+
+
+async def test_a_gateway_that_is_away_costs_no_line(stage: Stage) -> None:
+    job_id = await stage.submit(world.many(5))
+    async with world.daemon_running(stage.store, stage.state_dir, "http://127.0.0.1:1"):
+        job = await stage.store.until(job_id, lambda job: job.reason == model.Reason.RESOURCES)
+        assert job.state is model.State.RUNNING
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
+        job = await stage.store.ended(job_id)
+    assert job.counts == model.Counts(total=5, ok=5)
+
+
+@pytest.mark.parametrize(("bad", "code"), [([], 0), (["c2"], 1), (["c1", "c2", "c3"], 1)])
+async def test_b3_fbatch_wait_exits_with_the_worst_line(
+    stage: Stage, tmp_path: Path, bad: list[str], code: int
+) -> None:
+    for custom_id in bad:
+        stage.gateway.script[custom_id] = [world.TOO_LONG]
+    stage.api.caller = dataclasses.replace(world.ALICE, user=_me())
+    (tmp_path / "requests.jsonl").write_bytes(world.many(3))
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
+        argv = ["--wait", "--job-name=n", "requests.jsonl"]
+        said = await asyncio.to_thread(world.run_command, "fbatch", argv, stage.api, tmp_path)
+    assert said.code == code
+    assert said.out == "Submitted batch job 1\n"
+    assert (tmp_path / "fbatch-1.jsonl").exists() is (len(bad) < 3)
+    assert (tmp_path / "fbatch-1.err.jsonl").exists() is bool(bad)
+    if bad:
+        assert f"{len(bad)} failed, see {tmp_path}/fbatch-1.err.jsonl" in said.err
 
 
 def _me() -> str:
