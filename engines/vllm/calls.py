@@ -43,7 +43,8 @@ class Call:
                 book = self._ledgers[choice] = ledger.Ledger(self._new_speller())
             token_ids = list(part.token_ids)
             tap.sampled(len(token_ids))
-            book.add(token_ids, part.text, finished=part.finish_reason is not None)
+            if part.finish_reason != "abort":  # the text of an aborted end is never sent
+                book.add(token_ids, part.text, finished=part.finish_reason is not None)
             if part.finish_reason is not None:
                 tap.finished(choice, part.finish_reason)
 

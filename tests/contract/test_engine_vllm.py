@@ -387,7 +387,7 @@ class TestResumeAndAdapters:
         """vLLM 0.32 gave base requests an adapter's weights when every slot was filled."""
 
         def answer(model: str) -> list[int]:
-            body = {"model": model, "messages": ASK, "max_tokens": 24, "temperature": 0}
+            body = {"model": model, "messages": ASK, "max_tokens": 12, "temperature": 0}
             return token_ids(engine_vllm.ask(replica, CHAT, body)[0])
 
         names = ["chat", "chat:formal", "chat:rhyme"]

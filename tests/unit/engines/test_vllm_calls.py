@@ -78,6 +78,19 @@ def test_a_request_is_counted_and_forgotten(taps: engine.Taps) -> None:
     assert not running.of(RID)
 
 
+def test_an_aborted_end_hands_nothing_out(taps: engine.Taps) -> None:
+    """Its chunk is not sent, so its ids must not be either."""
+    tap = taps.open(RID)
+    call = begin(calls.Calls(taps), f"chatcmpl-{RID}")
+    call.note(Output([Part(0, [8], "")], [5, 6]))
+    call.note(Output([Part(0, [9], "held back", "abort")]))
+    call.release()
+
+    assert tap.take() == {}
+    assert tap.output_tokens == 2
+    assert tap.finish_reasons == {0: "abort"}
+
+
 def test_choices_of_several_prompts_do_not_mix(taps: engine.Taps) -> None:
     tap = taps.open(RID)
     running = calls.Calls(taps)
