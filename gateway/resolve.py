@@ -126,7 +126,8 @@ def request(
         endpoint=source.endpoint,
         body=source.body,
         model=model,
-        tier=_tier(wanted.priority, caller),
+        # A batch line stays batch, whatever its body says: its submitter may hold no other tier.
+        tier=_tier(requests.Tier.BATCH.value if source.batch else wanted.priority, caller),
         caller=caller,
         stream=bool(source.body.get("stream")),
         arrived_us=source.arrived_us,

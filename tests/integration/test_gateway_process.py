@@ -26,7 +26,7 @@ class Process:
 
     def __init__(self, process: asyncio.subprocess.Process, addresses: dict[str, str]) -> None:
         self.process = process
-        self.grpc = addresses["grpc"]
+        self.grpc, self.http = addresses["grpc"], addresses["http"]
         self.counts: dict[str, int] = {}
 
     def resident_bytes(self) -> int:

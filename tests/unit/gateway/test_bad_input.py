@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gateway import checks, settings
-from scheduler.contracts import errors, requests
+from scheduler.contracts import errors, ports, requests
 from tests.unit.gateway import harness
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -177,6 +177,22 @@ async def test_wrong_or_missing_key_is_401_everywhere_but_health() -> None:
             assert (await session.get(CHAT)).status_code == 405
             assert (await session.get("/v1/models/none")).status_code == 404
         assert not fake.received
+
+
+class _Expired(ports.StaticKeys):
+    """Knows one key, which has expired."""
+
+    async def find(self, token: str) -> requests.Caller:
+        raise errors.KeyExpired("API key expired on 2026-11-01: ask for a new one")
+
+
+async def test_expired_key_is_told_apart_from_a_wrong_one() -> None:
+    view = harness.make_view([])
+    async with harness.gateway(view, authenticator=_Expired({})) as served:
+        response = await post(served, json=harness.chat_body())
+        assert response.status_code == 401
+        assert response.json()["error"]["code"] == "api_key_expired"
+        assert not served.sink.rows
 
 
 async def test_uploads_are_streamed_past_the_json_limit() -> None:

@@ -202,7 +202,7 @@ async def test_preempted_batch_is_503_and_the_platforms() -> None:
         async with http(served) as session:
             response = await session.post(
                 CHAT,
-                json=harness.chat_body(),
+                json=harness.chat_body(forebay_priority="interactive"),  # not for a batch line
                 headers={
                     "Authorization": "Bearer svc",
                     "X-Forebay-Priority": "batch",
@@ -219,6 +219,7 @@ async def test_preempted_batch_is_503_and_the_platforms() -> None:
         identity = row.identity
         assert (identity.team, identity.user, identity.key_id) == ("chem", "bob", "key-svc")
         assert (identity.batch_job_id, identity.custom_id) == (12, "line 1")
+        assert identity.tier == "batch"
 
 
 async def test_batch_headers_of_others_are_not_heard() -> None:
