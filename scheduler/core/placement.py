@@ -5,7 +5,7 @@ is still coming (a lease in Slurm's queue) is reserved, so that no second lease 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from scheduler.contracts import fleet, ids
 from scheduler.core import snapshot
@@ -46,8 +46,17 @@ class Place:
         return self.room.ready and not self.closing
 
 
-def rooms(snap: snapshot.Snapshot, *, silent_s: float) -> list[Room]:
-    """Return the room of every lease that something could be started in, now or soon."""
+def rooms(
+    snap: snapshot.Snapshot, *, silent_s: float, stopping: Collection[ids.ReplicaId] = ()
+) -> list[Room]:
+    """Return the room of every lease that something could be started in, now or soon.
+
+    Args:
+        snap: the picture.
+        silent_s: an agent that said nothing for longer starts nothing.
+        stopping: replicas that this plan stops; their slots, and those of replicas that stop already,
+            are room that is coming.
+    """
     occupied = {known.replica.slot_id for known in snap.replicas}
     found: list[Room] = []
     for held in snap.leases:
@@ -69,7 +78,32 @@ def rooms(snap: snapshot.Snapshot, *, silent_s: float) -> list[Room]:
                     waits_for=f"the agent of lease {lease.lease_id} has not come yet",
                 )
             )
+            found += _coming(snap, [slot for slot in open_slots if not slot.close], stopping)
     return found
+
+
+def _coming(
+    snap: snapshot.Snapshot,
+    open_slots: Sequence[snapshot.Slot],
+    stopping: Collection[ids.ReplicaId],
+) -> list[Room]:
+    """Return the slots that a stopping replica is about to leave."""
+    leaving = {
+        known.replica.slot_id: known.replica.replica_id
+        for known in snap.replicas
+        if not known.run or known.replica.replica_id in stopping
+    }
+    return [
+        Room(
+            slot.lease_id,
+            False,
+            slot.gpus,
+            [],
+            waits_for=f"replica {leaving[slot.slot_id]} is stopping",
+        )
+        for slot in open_slots
+        if slot.slot_id in leaving
+    ]
 
 
 def take(available: Sequence[Room], gpus: int, *, new_slots: bool) -> Place | None:

@@ -198,12 +198,12 @@ def _fill(
     snap: snapshot.Snapshot, settings: Settings, notes: list[str]
 ) -> Iterator[actions.Action]:
     """Start what is missing, stop what is too much, ask for leases and give them back."""
-    available = placement.rooms(snap, silent_s=settings.agent_silent_s)
     stopping = {
         action.replica_id
         for action in _late(snap, settings)
         if isinstance(action, actions.StopReplica)
     }
+    available = placement.rooms(snap, silent_s=settings.agent_silent_s, stopping=stopping)
     for deployment in snap.deployments:
         members = [
             known

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import alembic.command
-import alembic.config
 import sqlalchemy as sa
 from sqlalchemy import orm
 
@@ -69,11 +67,15 @@ class Database:
 
     def upgrade(self, revision: str = "head") -> None:
         """Bring the schema up to ``revision``; several processes may do so at once."""
-        self._migrate(lambda config: alembic.command.upgrade(config, revision))
+        from alembic import command
+
+        self._migrate(lambda config: command.upgrade(config, revision))
 
     def downgrade(self, revision: str) -> None:
         """Take the schema back to ``revision`` (``base``: empty)."""
-        self._migrate(lambda config: alembic.command.downgrade(config, revision))
+        from alembic import command
+
+        self._migrate(lambda config: command.downgrade(config, revision))
 
     def differences(self) -> list[Any]:
         """Return what the models have that the migrations have not made, empty if they agree."""
@@ -95,6 +97,8 @@ class Database:
         self._engine.dispose()
 
     def _migrate(self, act: Any) -> None:
+        import alembic.config
+
         with self._writing.begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
