@@ -59,7 +59,11 @@ class EnginesSettings:
         1.0, "Between two reports when nothing has changed.", unit="s", least=0.1
     )
     unhealthy_s: float = setting(
-        3.0, "A replica that does not answer for so long leaves the routes.", unit="s", least=0.5
+        5.0,
+        "A replica that does not answer for so long leaves the routes; a long prefill on few cores "
+        "keeps an engine from answering for a second or two.",
+        unit="s",
+        least=0.5,
     )
     no_step_s: float = setting(
         30.0,

@@ -13,7 +13,7 @@ import uvicorn
 from starlette import types
 
 from engines.replica import app, engine, launch
-from scheduler.contracts import clock, usage
+from scheduler.contracts import clock, errors, usage
 
 GRACE_S = 2  # for answers on their last bytes once every sequence has left
 _log = logging.getLogger(__name__)
@@ -51,11 +51,22 @@ async def run(
     async with contextlib.AsyncExitStack() as stack:
         with _timed("engine", phases, reporter):
             inner = await stack.enter_async_context(open_engine(record, time, reporter))
-        stack.push_async_callback(sink.sync)
+        stack.push_async_callback(_finish, sink)
         served = app.build(inner, options, sink=sink, time=time)
         async with listening(served, record.host, served.retire) as (address, ended):
             reporter.listening(address, record.incarnation, phases)
             await ended.wait()
+
+
+async def _finish(sink: usage.UsageSink) -> None:
+    """Bring the rows to disk, and close a sink that can be: its segment is then ready to be shipped."""
+    try:
+        await sink.sync()
+        close: Callable[[], None] | None = getattr(sink, "close", None)
+        if close is not None:
+            close()
+    except errors.RecordingUnavailable as error:
+        _log.error("usage rows are not on disk: %s", error.message)
 
 
 @contextlib.contextmanager
@@ -84,7 +95,10 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and say so."""
-        await super().startup(sockets=sockets)
+        try:
+            await super().startup(sockets=sockets)
+        except SystemExit as error:  # uvicorn's answer to a failed lifespan; ours is an error told
+            raise RuntimeError("the engine's app failed in its start-up; see the log") from error
         self.up.set()
 
     @contextlib.contextmanager
@@ -145,14 +159,15 @@ async def listening(
     try:
         await asyncio.wait({task, up}, return_when=asyncio.FIRST_COMPLETED)
         if not server.started:
-            raise RuntimeError("the replica's HTTP server did not start; see its log")
+            cause = task.exception() if task.done() else None
+            raise RuntimeError(f"the replica's HTTP server did not start: {cause}")
         yield f"{host}:{bound.getsockname()[1]}", ended
     finally:
         up.cancel()
         server.stop()
         await asyncio.wait({task})
         bound.close()
-        if (error := task.exception()) is not None:
+        if (error := task.exception()) is not None and server.started:
             _log.error("HTTP server", exc_info=error)
 
 

@@ -308,6 +308,9 @@ class ForkServer:
 
     async def _bury(self, process: "subprocess.Popen[bytes]", reason: str) -> None:
         self.ready = False
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
         processes.kill_group(process.pid)
         code = await wait_pid(process)
         how = Exit(code, f"the fork server ended: {reason or 'see its log'}")

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 
 CALL_S = 5.0
-STATE_S = 2.0
+STATE_S = 4.0
 
 
 class ControlError(Exception):
