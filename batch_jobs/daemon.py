@@ -89,6 +89,7 @@ class Daemon:
         )  # by job: when it was last served
         self._serial = 0
         self._told: dict[int, tuple[model.Counts, str]] = {}
+        self._refused: set[int] = set()  # jobs whose journal could not be opened, said once
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self, ready: Callable[[], None] | None = None) -> None:
@@ -155,7 +156,7 @@ class Daemon:
             writer = await asyncio.to_thread(runner.open_journal, job, folder)
         except journal.JournalBusy:
             return False
-        except (journal.JournalError, OSError) as error:
+        except (journal.JournalError, FileNotFoundError) as error:
             _LOG.error("job %d can't be run: %s", job.job_id, error)
             await self._store_move(
                 job,
@@ -165,6 +166,12 @@ class Daemon:
                 ended_us=now,
             )
             return False
+        except OSError as error:  # a full disk passes: the job waits
+            if job.job_id not in self._refused:
+                _LOG.error("job %d waits, its journal can't be opened: %s", job.job_id, error)
+            self._refused.add(job.job_id)
+            return False
+        self._refused.discard(job.job_id)
         run = runner.JobRun(
             job, runner.source_of(job, folder, self._options), writer, self._options
         )
@@ -180,6 +187,9 @@ class Daemon:
             except stores.Stale:
                 await run.close()
                 return False
+            except BaseException:
+                await run.close()  # else this process would hold the journal against itself
+                raise
         self._runs[job.job_id] = run
         self._spawn(self._live(run))
         self._wake.set()
@@ -301,13 +311,30 @@ class Daemon:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._insist(run.seal, run)
-            await self._finish(run, ending)
+            try:
+                await self._finish(run, ending)
+            except journal.JournalError as error:
+                why = str(error)
+                await self._insist(lambda: self._give_up(run, why), run)
         finally:
             committing.cancel()
         await run.close()
         del self._runs[run.job.job_id]
         self._told.pop(run.job.job_id, None)
         self._served.pop(run.job.job_id, None)
+
+    async def _give_up(self, run: runner.JobRun, why: str) -> None:
+        """Fail a job whose journal went bad on disk; what it holds stays there to be looked at."""
+        _LOG.error("job %d: %s", run.job.job_id, why)
+        job = await asyncio.to_thread(self._store.get, run.job.job_id)
+        if job is not None:
+            await self._store_move(
+                job,
+                model.Event.FAIL,
+                reason=model.Reason.LAUNCH_FAILED,
+                detail=why,
+                ended_us=self._clock.wall_us(),
+            )
 
     async def _finish(self, run: runner.JobRun, ending: model.Ending) -> None:
         job = run.job
@@ -321,7 +348,7 @@ class Daemon:
         counts = dataclasses.replace(run.durable, ok=built.ok, failed=built.failed)
         changes: dict[str, Any] = {"counts": counts, "ended_us": self._clock.wall_us()}
         try:
-            await self._publish(job, run.source.folder)
+            await self._insist(lambda: self._publish(job, run.source.folder), run)
         except publish.PublishError as error:
             changes |= {"reason": model.Reason.OUTPUT_REFUSED, "detail": str(error)}
             event = model.Event.FAIL

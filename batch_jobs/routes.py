@@ -51,6 +51,13 @@ class Submission(pydantic.BaseModel):
     umask: int = pydantic.Field(0o077, ge=0, le=0o777)
     source: str = pydantic.Field("", max_length=4096)
 
+    @pydantic.field_validator("*")
+    @classmethod
+    def _no_nul(cls, value: Any) -> Any:
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("must not contain a NUL character")
+        return value
+
 
 class _Route(fastapi.routing.APIRoute):
     """Answers our errors in OpenAI's shape, whatever app the router is mounted in."""
@@ -209,9 +216,10 @@ class _Api:
     async def _job(self, request: Request, job_id: str) -> model.BatchJob:
         caller = _caller(request)
         number, _, task = job_id.partition("_")
-        if not number.isascii() or not number.isdigit() or len(number) > 18:
-            raise errors.BadRequest(f"invalid job id {job_id[:40]!r}")
-        job = await asyncio.to_thread(self._store.get, int(number))
+        try:
+            job = await asyncio.to_thread(self._store.get, _number(number))
+        except ValueError as error:
+            raise errors.BadRequest(str(error)) from None
         if job is None or not _visible(job, caller):
             raise errors.NotFound(f"there is no job {number}, or it is not yours")
         if task:
@@ -333,13 +341,19 @@ def _filled(job: model.BatchJob, report: intake.Report, now_us: int) -> model.Ba
     )
 
 
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise ValueError(f"invalid job id {text[:40]!r}")
+    return int(text)
+
+
 def _filter(request: Request, caller: requests.Caller) -> stores.Filter:
     def values(name: str) -> Sequence[str]:
         return [value for value in request.query_params.get(name, "").split(",") if value]
 
     try:
         return stores.Filter(
-            ids=tuple(int(value) for value in values("ids")),
+            ids=tuple(_number(value) for value in values("ids")),
             teams=tuple(values("account")),
             users=(caller.user,) if values("me") else tuple(values("user")),
             names=tuple(values("name")),

@@ -294,6 +294,52 @@ async def test_a_full_disk_stops_dispatch_and_loses_nothing(
     assert len(stage.output(1)) == 50
 
 
+async def test_a_journal_that_can_not_be_opened_now_keeps_the_job_waiting(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refusals = runner.open_journal, iter(range(3))
+
+    def refuse(job: model.BatchJob, folder: Path) -> journal.Writer:
+        if next(refusals, None) is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(job, folder)
+
+    monkeypatch.setattr(runner, "open_journal", refuse)
+    job = await stage.run(world.many(3))
+    assert next(refusals, None) is None
+    assert job.counts == model.Counts(total=3, ok=3)
+
+
+async def test_a_job_that_could_not_be_started_lets_go_of_its_journal(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = iter(range(2))
+
+    def move(job: model.BatchJob, event: model.Event, **changes: Any) -> model.BatchJob:
+        if event is model.Event.START and next(refusals, None) is not None:
+            raise sqlalchemy.exc.OperationalError("update", {}, Exception("registry is down"))
+        return real_move(job, event, **changes)
+
+    real_move = stage.store.move
+    monkeypatch.setattr(stage.store, "move", move)
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
+        job = await stage.store.ended(await stage.submit(world.many(3)))
+    assert next(refusals, None) is None
+    assert job.counts == model.Counts(total=3, ok=3)
+
+
+async def test_a_journal_that_rots_before_it_is_published_fails_the_job(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rotten(*args: object) -> results.Built:
+        raise journal.JournalError("the journal is damaged at byte 99")
+
+    monkeypatch.setattr(results, "build", rotten)
+    job = await stage.run(world.many(3))
+    assert (job.state, job.reason) == (model.State.FAILED, model.Reason.LAUNCH_FAILED)
+    assert job.detail == "the journal is damaged at byte 99"
+
+
 async def test_running_jobs_go_on_while_the_registry_is_down(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

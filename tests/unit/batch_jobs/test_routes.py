@@ -83,6 +83,7 @@ def test_test_only_keeps_nothing(
         (world.many(1), {"unheard_of": 1}, 400, "unheard_of"),
         (world.many(1), {"time_limit_s": "many"}, 400, "time_limit_s"),
         (world.many(1), {"umask": 4096}, 400, "umask"),
+        (world.many(1), {"name": "a\0b"}, 400, "NUL"),
         (world.many(1), {"output": "out", "cwd": "/tmp"}, 400, "Unix user"),
     ],
 )
@@ -145,7 +146,8 @@ def test_filters_never_widen_what_is_seen(api: world.AppApi) -> None:
     assert ids(api, state="FAILED") == []
     assert ids(api, ids="1,99") == [1]
     assert api.client.get(routes.PREFIX, params={"state": "SLEEPY"}).status_code == 400
-    assert api.client.get(routes.PREFIX, params={"ids": "x"}).status_code == 400
+    for none in ("x", "9" * 30, "-1"):
+        assert api.client.get(routes.PREFIX, params={"ids": none}).status_code == 400
 
 
 @pytest.mark.parametrize(
