@@ -23,7 +23,7 @@ class Live:
 
     Attributes:
         bell: rings with every change that a gateway should hear of.
-        heard: rings with every report, news or not, and when an agent leaves.
+        heard: rings with every report, news or not, and when an agent or a gateway leaves.
         wishes: rings when the desired state of a lease may have changed.
         settled: false while a new leader waits for agents to come back.
     """
@@ -138,10 +138,12 @@ class Live:
     def absorb_demand(self, gateway_id: str, demand: dict[str, fleet.Demand], now: float) -> None:
         """Take what a gateway has waiting."""
         self.demand[gateway_id] = (now, demand)
+        self.heard.ring()
 
     def forget_gateway(self, gateway_id: str) -> None:
         """A gateway has left."""
         self.demand.pop(gateway_id, None)
+        self.heard.ring()
 
     def change_lease(self, lease: fleet.Lease, now: float) -> None:
         """Put a lease's newer record in place."""

@@ -61,6 +61,8 @@ class Loop:
     """
 
     def __init__(self, fenced: Callable[[], None]) -> None:
+        # A tick that takes longer than its interval is normal on a busy machine, not a warning each.
+        logging.getLogger("apscheduler").setLevel(logging.ERROR)
         self._scheduler = aps.AsyncIOScheduler(timezone=datetime.UTC)
         self._fenced = fenced
         self._running: set[asyncio.Task[object]] = set()
@@ -74,6 +76,8 @@ class Loop:
                 self._running.add(task)
             try:
                 await job()
+            except asyncio.CancelledError:
+                log.debug("%s: cut short, this lead is over", name)
             except database.Fenced as error:
                 log.warning("%s: %s", name, error)
                 self._fenced()

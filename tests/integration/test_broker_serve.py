@@ -1,0 +1,195 @@
+"""`broker.serve` on real time: one leader of two, its periodic work once, gateways that reconnect."""
+
+import asyncio
+import contextlib
+import dataclasses
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from scheduler.contracts import clock, fleet
+from scheduler.runtime import address, broker, client, loop, settings
+from scheduler.runtime.registry import database, store
+from tests import brokersite, fakeslurm
+
+OPTIONS = settings.Settings(
+    tick_s=0.05, slurm_poll_s=0.1, adopt_grace_s=0.0, leader_ttl_s=30.0, leader_renew_s=0.1
+)
+
+
+def parts(folder: Path) -> broker.Parts:
+    time = clock.SystemClock()
+    return broker.Parts(
+        options=OPTIONS,
+        registry=store.Registry.open(database.sqlite_url(folder)),
+        slurm=fakeslurm.FakeSlurm(time),
+        lease_renderer=brokersite.render,
+        state_dir=folder,
+        time=time,
+        cluster="alpha",
+        models=(dataclasses.replace(brokersite.CHAT, replicas=0),),
+    )
+
+
+class Brokers:
+    """Brokers of one state folder, each a task; `lead` is set each time one begins to lead."""
+
+    def __init__(self, folder: Path, *works: loop.Periodic) -> None:
+        self.parts = parts(folder)
+        self.works = works
+        self.leading: asyncio.Queue[str] = asyncio.Queue()
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, name: str) -> None:
+        serving = broker.serve(
+            self.parts, periodic=self.works, ready=lambda where: self.leading.put_nowait(name)
+        )
+        self.tasks[name] = asyncio.create_task(serving)
+
+    async def stop(self, name: str) -> None:
+        task = self.tasks.pop(name)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    async def close(self) -> None:
+        for name in list(self.tasks):
+            await self.stop(name)
+        self.parts.registry.close()
+
+
+async def test_of_two_brokers_one_leads_and_the_other_takes_over(tmp_path: Path) -> None:
+    brokers = Brokers(tmp_path)
+    brokers.start("a")
+    async with asyncio.timeout(20):
+        assert await brokers.leading.get() == "a"
+        first = address.read(tmp_path)
+        brokers.start("b")
+        await brokers.stop("a")
+        assert await brokers.leading.get() == "b"
+    second = address.read(tmp_path)
+    assert first is not None
+    assert second is not None
+    assert (first.epoch, second.epoch) == (1, 2)
+    assert first.address != second.address
+    await brokers.close()
+
+
+async def test_a_leader_that_is_replaced_stands_by_again(tmp_path: Path) -> None:
+    brokers = Brokers(tmp_path)
+    brokers.start("a")
+    async with asyncio.timeout(20):
+        assert await brokers.leading.get() == "a"
+        far = clock.SystemClock().wall_us() + 3_600_000_000
+        assert brokers.parts.registry.lead.take("other", far, 0) == 2
+        # "other" never renews: its lead is over when the wall clock says so; give it up for it.
+        brokers.parts.registry.lead.release(2)
+        assert await brokers.leading.get() == "a"
+    where = address.read(tmp_path)
+    assert where is not None
+    assert where.epoch == 3
+    await brokers.close()
+
+
+async def test_periodic_work_is_done_once_though_its_leader_is_killed_midway(
+    tmp_path: Path,
+) -> None:
+    effects: list[int] = []
+    begun: list[int] = []
+    midway, done = asyncio.Event(), asyncio.Event()
+
+    async def rollup(start_us: int) -> None:
+        begun.append(start_us)
+        if len(begun) == 1:
+            midway.set()
+            await asyncio.Event().wait()  # the leader dies here
+        effects.append(start_us)
+
+    brokers = Brokers(tmp_path, loop.Periodic("rollup", 3600.0, rollup))
+    here = asyncio.get_running_loop()
+    end_period = brokers.parts.registry.lead.end_period
+
+    def noted(epoch: int, name: str, start_us: int) -> None:
+        end_period(epoch, name, start_us)
+        here.call_soon_threadsafe(done.set)
+
+    with mock.patch.object(brokers.parts.registry.lead, "end_period", noted):
+        for name in ("a", "b"):
+            brokers.start(name)
+        async with asyncio.timeout(20):
+            first = await brokers.leading.get()
+            await midway.wait()
+            await brokers.stop(first)
+            assert await brokers.leading.get() != first
+            await done.wait()
+        brokers.start("c")
+        epoch = brokers.parts.registry.lead.epoch()
+        found = await loop.run_period(
+            brokers.works[0], brokers.parts.registry.lead, epoch, clock.SystemClock()
+        )
+    assert begun[0] in effects
+    assert len(set(effects)) == len(effects)
+    assert begun[0] not in found
+    await brokers.close()
+
+
+async def test_a_gateway_keeps_its_view_without_a_broker_and_finds_the_next_one(
+    tmp_path: Path,
+) -> None:
+    brokers = Brokers(tmp_path)
+    fleet_client = client.FleetClient(tmp_path, "g1", clock.SystemClock())
+    fleet_client.start()
+    fleet_client.report([fleet.Demand("chat", {"interactive": 2}, {"batch": 1}, 0.5, (12.0,))])
+    brokers.start("a")
+    async with asyncio.timeout(20):
+        await fleet_client.changed(-1)
+        first = fleet_client.view()
+        assert first is not None
+        assert first.epoch == 1
+        assert "chat" in first.routes
+        await brokers.leading.get()
+        await brokers.stop("a")
+        assert fleet_client.view() is not None
+        brokers.start("b")
+        while True:
+            view = fleet_client.view()
+            assert view is not None
+            if view.epoch == 2:
+                break
+            await fleet_client.changed(view.revision)
+        assert view.revision > first.revision
+    await fleet_client.close()
+    assert fleet_client.view() is view
+    await brokers.close()
+
+
+async def test_demand_reaches_the_broker_and_leaves_with_its_gateway(tmp_path: Path) -> None:
+    site = brokersite.Site(tmp_path)
+    async with site.lead() as leader, asyncio.timeout(20):
+        fleet_client = client.FleetClient(tmp_path, "g1", clock.SystemClock())
+        sent = fleet.Demand("chat", {"interactive": 2}, {"batch": 1}, 0.5, (12.0,))
+        fleet_client.report([sent])
+        fleet_client.start()
+        while "g1" not in leader.live.demand:
+            await leader.live.heard.wait()
+        assert leader.live.demand["g1"][1] == {"chat": sent}
+        await fleet_client.close()
+        while "g1" in leader.live.demand:
+            await leader.live.heard.wait()
+
+
+async def test_a_proxy_in_the_environment_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    site = brokersite.Site(tmp_path)
+    async with site.lead() as leader, asyncio.timeout(20):
+        await site.settle(leader)
+        assert list(site.running().values()) == ["serving"]
+        fleet_client = client.FleetClient(tmp_path, "g1", clock.SystemClock())
+        fleet_client.start()
+        await fleet_client.changed(-1)
+        await fleet_client.close()
