@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from accounting import commands as accounting_commands
+from accounting import windows
 from batch_jobs import commands as batch_commands
 from forebay import api
 from forebay import config as configs
@@ -88,13 +89,11 @@ def _batch() -> dict[str, Any]:
 
 
 def _books() -> dict[str, Any]:
-    now = datetime.datetime.now(datetime.UTC)
-    zone = now.astimezone().tzinfo or datetime.UTC
     return {
         "api": _Late(),
         "out": sys.stdout,
         "err": sys.stderr,
         "env": os.environ,
-        "now": now,
-        "tz": zone,
+        "now": datetime.datetime.now(datetime.UTC),
+        "tz": windows.local_zone(os.environ),
     }

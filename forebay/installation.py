@@ -6,6 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
+from accounting import settings as accounting_settings
 from forebay import settings as forebay_settings
 from forebay import sinks
 from scheduler.contracts import clock, requests, slurm
@@ -49,8 +50,17 @@ class Installation:
         guard.token(state)
         for name in (SERVICE_KEY, ADMIN_KEY):
             here.secret(name, prefix=f"{keys.PREFIX}_{secrets.token_hex(keys.ID_BYTES)}_")
-        os.environ.setdefault(sinks.FOLDER, str(state / "spool"))
+        os.environ[sinks.SPOOL] = here.spool()
         return here
+
+    def spool(self) -> str:
+        """Return how this installation's spools are kept, for the environment of its processes."""
+        table = self.config.table(accounting_settings.Accounting)
+        return sinks.describe(
+            self.state / "spool",
+            segment_bytes=table.segment_bytes,
+            max_age_s=table.segment_age_s,
+        )
 
     def secret_file(self, name: str) -> Path:
         """Return the path of a secret."""

@@ -42,7 +42,7 @@ class Renderer:
         if table.conf:
             environment["SLURM_CONF"] = table.conf
         environment |= {
-            sinks.FOLDER: str(self._here.state / "spool"),
+            sinks.SPOOL: self._here.spool(),
             in_lease.LAUNCHER: json.dumps(self._launcher(gres_type)),
         }
         return slurm.JobSpec(

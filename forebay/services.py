@@ -6,19 +6,19 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from accounting import compact
 from accounting import routes as accounting_routes
 from accounting import settings as accounting_settings
 from accounting import ship as shipping
-from accounting import spool
 from batch_jobs import daemon
 from batch_jobs import routes as batch_routes
 from batch_jobs import settings as batch_settings
 from batch_jobs import store as batch_store
-from forebay import installation, lease
+from forebay import installation, lease, sinks
 from gateway import auth, dependencies, server
 from gateway import settings as gateway_settings
 from scheduler.contracts import clock
@@ -31,6 +31,7 @@ Told = Callable[[Mapping[str, str]], None]
 Service = Callable[[installation.Installation, Told], Coroutine[Any, Any, None]]
 log = logging.getLogger(__name__)
 GATEWAY_FILE = "gateway.json"
+_COMPACT_S = 3600.0
 
 
 async def broker(here: installation.Installation, told: Told) -> None:
@@ -41,11 +42,12 @@ async def broker(here: installation.Installation, told: Told) -> None:
     books = here.config.table(accounting_settings.Accounting)
 
     async def ship(_period_us: int) -> None:
-        shipped = await asyncio.to_thread(
-            shipping.ship, here.state, time, takeover_s=books.takeover_s
-        )
-        for problem in shipped.problems:
-            log.error("accounting: %s", problem)
+        done = await asyncio.to_thread(shipping.ship, here.state, time, takeover_s=books.takeover_s)
+        _complain(done.problems)
+
+    async def merge_days(_period_us: int) -> None:
+        done = await asyncio.to_thread(compact.compact, here.state, time)
+        _complain(done.problems)
 
     parts = brokers.Parts(
         options=here.config.table(scheduler_settings.Settings),
@@ -57,7 +59,10 @@ async def broker(here: installation.Installation, told: Told) -> None:
         cluster=here.cluster(port),
         models=here.config.models,
     )
-    periodic = (loop.Periodic("ship usage", books.ship_every_s, ship),)
+    periodic = (
+        loop.Periodic("ship usage", books.ship_every_s, ship),
+        loop.Periodic("merge past days", _COMPACT_S, merge_days),
+    )
     try:
         await _until_term(
             brokers.serve(parts, periodic=periodic, ready=lambda where: told({"control": where}))
@@ -72,7 +77,7 @@ async def gateway(here: installation.Installation, told: Told) -> None:
     table = here.config.table(gateway_settings.GatewaySettings)
     registry = await asyncio.to_thread(here.open_registry)
     port = await asyncio.to_thread(here.connect_slurm)
-    sink = spool.Spool(here.state / "spool", f"gateway-{os.getpid()}", clock=time)
+    sink = sinks.open_spool(f"gateway-{os.getpid()}")
     fleet = client.FleetClient(here.state, f"gateway-{os.getpid()}", time)
     people = directory.AssociationDirectory(
         port, here.config.table(scheduler_settings.Settings), time
@@ -134,6 +139,11 @@ async def batchd(here: installation.Installation, told: Told) -> None:
         )
     finally:
         jobs.close()
+
+
+def _complain(problems: Iterable[str]) -> None:
+    for problem in problems:
+        log.error("accounting: %s", problem)
 
 
 async def _until_term(body: Coroutine[Any, Any, None]) -> None:

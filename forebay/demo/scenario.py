@@ -311,11 +311,11 @@ class Demo:
         with self._show.bar(f"job {job}: the rest of {LINES} lines", LINES) as bar:
             deadline = time.monotonic() + 240
             while not (state := await self._job(job))["ended_us"]:
-                bar(state["counts"]["ok"])
+                bar(state["lines"]["done"])
                 if time.monotonic() > deadline:
                     raise DemoError(f"job {job} has not ended: {state}")
                 await asyncio.sleep(_POLL_S * 3)
-        self._show.line(f"job {job}: {state['state']}, {state['counts']}")
+        self._show.line(f"job {job}: {state['state']}, {state['lines']}")
 
     async def _preempted(self, job: int) -> int:
         answer = await self._call(
@@ -331,7 +331,9 @@ class Demo:
         while True:
             answer = await self._call("GET", "/forebay/v1/usage/reconcile")
             leases = answer["rows"]
-            if len(leases) >= site.REPLICAS and all(row["final"] for row in leases):
+            if len(leases) >= site.REPLICAS and all(
+                row["note"] != "still running" for row in leases
+            ):
                 break
             if time.monotonic() > deadline:
                 raise DemoError(f"the leases have not ended in both books: {leases}")
@@ -343,8 +345,8 @@ class Demo:
         self._env |= admin
         wanted = (
             ("facct", "-X", "-S", "now-1hour"),
-            ("freport", "team", "start=now-1hour", "-T", "gpu,tokens"),
-            ("freport", "reconcile", "start=now-1hour"),
+            ("freport", "team", "-S", "today", "-T", "gpu,tokens"),
+            ("freport", "reconcile", "-S", "today"),
         )
         return [(" ".join(words), await self._command(*words)) for words in wanted]
 

@@ -133,6 +133,7 @@ def _write(
         "slurm": slurm,
         "gateway": {"http_port": 0, "grpc_port": 0, **door},
         "engines": {"vllm_python": str(python)},
+        "batch_jobs": {"first_window": 32},
     }
     lines = []
     for name, values in tables.items():

@@ -84,7 +84,7 @@ def test_files_are_streamed_both_ways(url: str, tmp_path: Path) -> None:
 
 def test_the_gateways_own_words_are_the_error(url: str) -> None:
     client = api.GatewayApi(url, api.Credential("k"))
-    with pytest.raises(command_line.CommandError, match="^job 7: no such job; fqueue lists them$"):
+    with pytest.raises(command_line.CommandError, match=r"^job 7: no such job; fqueue lists them$"):
         client.call("GET", "/refused")
     with pytest.raises(command_line.CommandError, match="gateway answered 502 Bad Gateway"):
         client.call("GET", "/broken")
@@ -113,7 +113,9 @@ def test_address_and_key_come_from_files(url: str, tmp_path: Path) -> None:
     }
     assert api.connect(env).call("GET", "/x").json["authorization"] == "Bearer fbk_c_d"
     env["FOREBAY_API_KEY_FILE"] = str(tmp_path / "missing")
-    with pytest.raises(command_line.CommandError, match="FOREBAY_API_KEY_FILE: .*missing: No such"):
+    with pytest.raises(
+        command_line.CommandError, match=r"FOREBAY_API_KEY_FILE: .*missing: No such"
+    ):
         api.connect(env)
 
 

@@ -16,6 +16,13 @@ def _line(custom_id: str, status: int = 200) -> str:
     return json.dumps({"id": "x", "custom_id": custom_id, "response": response, "error": None})
 
 
+def _lease(
+    name: str, ours: int, sacct: int | None, *, agrees: bool | None, note: str = ""
+) -> dict[str, object]:
+    figures = {"forebay_us": ours, "sacct_us": sacct, "agrees": agrees}
+    return {"lease_id": name, "gpus": 4, "note": note, **figures}
+
+
 @pytest.fixture
 def good() -> outcome.Outcome:
     """A run in which everything was as promised."""
@@ -31,8 +38,8 @@ def good() -> outcome.Outcome:
         done=200,
         preempted=31,
         leases=[
-            {"lease_id": "l-1", "gpus": 4, "forebay_gpu_us": 400_000_000, "slurm_gpu_s": 404},
-            {"lease_id": "l-2", "gpus": 4, "forebay_gpu_us": 800_000_000, "slurm_gpu_s": 800},
+            _lease("l-1", 400_000_000, 404_000_000, agrees=True),
+            _lease("l-2", 800_000_000, 800_000_000, agrees=True),
         ],
     )
 
@@ -66,13 +73,13 @@ def test_each_broken_promise_is_a_fault(
     assert says in faults[0]
 
 
-def test_gpu_seconds_may_differ_by_two_percent_or_a_second_times_the_gpus(
-    good: outcome.Outcome,
-) -> None:
-    good.leases[0]["slurm_gpu_s"] = 411
-    assert good.faults() == ["lease l-1: GPU-seconds are 11.0 apart from sacct's"]
-    good.leases[0]["slurm_gpu_s"] = None
-    assert good.faults() == ["lease l-1: no figure in Slurm's books"]
+def test_books_that_disagree_or_are_missing_are_faults(good: outcome.Outcome) -> None:
+    good.leases[0] = _lease("l-1", 400_000_000, 411_000_000, agrees=False)
+    good.leases[1] = _lease("l-2", 800_000_000, None, agrees=None, note="no accounting")
+    assert good.faults() == [
+        "lease l-1: 11.0 GPU-seconds from sacct's figure",
+        "lease l-2: not in both books: no accounting",
+    ]
 
 
 def test_lines_are_counted_from_the_published_file(tmp_path: Path, good: outcome.Outcome) -> None:
