@@ -105,14 +105,15 @@ class Site:
         *replicas: pb.ReplicaDesired,
         gpus: int = 2,
         epoch: int = 1,
+        slot: str = "s0",
         close_slot: bool = False,
         close: bool = False,
     ) -> None:
         """Desire one slot with ``replicas``."""
         self.revision += 1
-        slot = pb.SlotDesired(
+        wanted = pb.SlotDesired(
             epoch=epoch,
-            slot_id=f"{self.lease_id}.s0",
+            slot_id=f"{self.lease_id}.{slot}",
             gpus=gpus,
             cpus=1,
             replicas=replicas,
@@ -123,7 +124,7 @@ class Site:
                 epoch=epoch,
                 revision=self.revision,
                 lease_id=self.lease_id,
-                slots=[slot],
+                slots=[wanted],
                 close=close,
             )
         )
@@ -195,18 +196,20 @@ def desired(
     run: bool = True,
     drain_s: float = 5.0,
     gpus: int = 2,
+    weights: str = "",
     **args: Any,
 ) -> pb.ReplicaDesired:
-    """Return a simulated replica that takes 5 ms a step."""
-    arguments: Mapping[str, Any] = {"step-base-ms": 5, **args}
+    """Return a simulated replica that takes 5 ms a step; with ``weights`` it is vLLM's."""
+    arguments: Mapping[str, Any] = args if weights else {"step-base-ms": 5, **args}
     engine = pb.ReplicaSpec(
         model="m",
         version="1",
-        engine="simulated",
+        engine="vllm" if weights else "simulated",
+        weights=weights,
         engine_args_json=json.dumps(arguments),
         seats=4,
         reserved_seats=1,
-        max_context=4096,
+        max_context=2048,
         gpus=gpus,
     )
     return pb.ReplicaDesired(

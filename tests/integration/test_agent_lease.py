@@ -51,7 +51,7 @@ async def test_start_serve_role_stop_close(tmp_path: Path) -> None:
         found = await site.ask(replica, "q1")
         assert (kinds(found)[0], kinds(found)[-1]) == (frames.Kind.PROMPT, frames.Kind.END)
 
-        batch = asyncio.create_task(site.ask(replica, "b1", "batch", 4000))
+        batch = asyncio.create_task(site.ask(replica, "b1", "batch", 2000))
         await site.broker.until(lambda r: r.slots[0].replicas[0].stats.batch == 1)
         site.want(lease_site.desired(role="interactive"))
         began = time.monotonic()
@@ -83,12 +83,25 @@ async def test_start_serve_role_stop_close(tmp_path: Path) -> None:
     assert all(a["end_us"] == b["start_us"] for a, b in itertools.pairwise(times))
 
 
+async def test_a_closed_slot_gives_its_gpus_to_the_next_one(tmp_path: Path) -> None:
+    async with lease_site.opened(tmp_path) as site:
+        site.want(lease_site.desired())
+        await site.serving()
+        site.want(lease_site.desired(run=False), close_slot=True)
+        report = await site.broker.until(lambda r: r.slots[0].state == "closed")
+        assert lease_site.state(report, "r-1") == "stopped"
+        site.want(lease_site.desired("r-2"), slot="s1")
+        await site.serving("r-2")
+        assert [slot.slot_id for slot in site.broker.last.slots] == [f"{site.lease_id}.s1"]
+        assert list(site.broker.last.slots[0].gpu_ids) == ["0", "1"]
+
+
 async def test_sigterm_many_times_drains_and_leaves_with_the_ledger_synced(tmp_path: Path) -> None:
     started = time.time_ns() // 1_000
     async with lease_site.opened(tmp_path, ledger_s=1.0) as site:
         site.want(lease_site.desired())
         replica = await site.serving()
-        batch = asyncio.create_task(site.ask(replica, "b1", "batch", 4000))
+        batch = asyncio.create_task(site.ask(replica, "b1", "batch", 2000))
         person = asyncio.create_task(site.ask(replica, "q1", tokens=300))
         await site.broker.until(
             lambda r: (
@@ -126,7 +139,7 @@ async def test_the_replica_dies_and_the_next_one_has_its_gpus(tmp_path: Path) ->
     async with lease_site.opened(tmp_path) as site:
         site.want(lease_site.desired())
         replica = await site.serving()
-        stream = asyncio.create_task(site.ask(replica, "q1", tokens=4000))
+        stream = asyncio.create_task(site.ask(replica, "q1", tokens=2000))
         await site.broker.until(lambda r: r.slots[0].replicas[0].stats.interactive == 1)
         os.kill(pid_of(site, processes.REPLICA, "r-1"), signal.SIGKILL)
         report = await site.broker.until(lambda r: lease_site.state(r, "r-1") == "lost")

@@ -1,0 +1,50 @@
+"""A lease with a real vLLM replica: forked by the slot, served, preempted, and gone with its agent."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from engines import processes
+from scheduler.contracts import frames
+from tests.contract import engine_vllm
+from tests.integration import lease_site
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+
+
+async def test_a_forked_replica_serves_gives_way_and_dies_with_its_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine_vllm.require(engine_vllm.NEWEST)
+    monkeypatch.setattr(lease_site, "PATIENCE_S", engine_vllm.READY_S + engine_vllm.START_S)
+    weights = engine_vllm.spec(tmp_path).weights
+    python = str(engine_vllm.python(engine_vllm.NEWEST))
+    async with lease_site.opened(tmp_path, vllm_python=python, fork_server="on") as site:
+        wish = {"weights": weights, **engine_vllm.ARGUMENTS}
+        site.want(lease_site.desired(**wish))
+        replica = await site.serving()
+        assert {"fork server", "engine"} <= set(replica.phases_s)
+        found = await site.ask(replica, "q1")
+        assert found[0].kind is frames.Kind.PROMPT
+        assert frames.End.parse(found[-1].payload).output_tokens == 8
+
+        batch = asyncio.create_task(site.ask(replica, "b1", "batch", 2000))
+        await site.broker.until(lambda r: r.slots[0].replicas[0].stats.batch == 1)
+        site.want(lease_site.desired(role="interactive", **wish))
+        began = time.monotonic()
+        assert frames.Error.parse((await batch)[-1].payload).code == "preempted"
+        assert time.monotonic() - began < 1.0, "rung 1"
+
+        began = time.monotonic()
+        site.want(lease_site.desired(run=False, **wish), lease_site.desired("r-2", gpus=0, **wish))
+        await site.serving("r-2")
+        await site.broker.until(lambda r: lease_site.state(r, "r-1") == "stopped")
+        assert time.monotonic() - began < 30.0, "no second import"
+
+        os.kill(site.agent.pid, signal.SIGKILL)
+        await site.until_dead(5.0)
+        assert not list(processes.marked({processes.SLOT: f"{site.lease_id}.s0"}))
