@@ -220,7 +220,10 @@ def _fqueue(argv: Sequence[str], around: Surroundings) -> int:
     parser.add_argument("--help", action="help", help="this text")
     parser.add_argument("-h", "--noheader", action="store_true", help="no header")
     parser.add_argument(
-        "-o", "--format", default="", help="squeue's format, as in %(prog)s's default"
+        "-o",
+        "--format",
+        default="",
+        help="squeue's letters; default " + listing.DEFAULT.replace("%", "%%"),
     )
     parser.add_argument(
         "-i", "--iterate", type=_seconds, default=0, metavar="SECS", help="again and again"
@@ -310,7 +313,7 @@ def _fcancel(argv: Sequence[str], around: Surroundings) -> int:
     parser.add_argument(
         "-Q", "--quiet", action="store_true", help="no word on jobs that have ended"
     )
-    known = parser.parse_args(list(argv))
+    known = parser.parse_intermixed_args(list(argv))
     filters = known.me or known.user or known.account or known.name or known.states
     if not known.jobs and not filters:
         raise command_line.CommandError("which jobs? Give ids, or one of --me -u -A -n -t")

@@ -104,7 +104,7 @@ def command(argv: Sequence[str]) -> dict[str, Any]:
     Raises:
         command_line.CommandError: with sbatch's exit code for a bad option, 255.
     """
-    return vars(parser().parse_args(list(argv)))
+    return vars(parser().parse_intermixed_args(list(argv)))
 
 
 def environment(env: Mapping[str, str]) -> dict[str, Any]:

@@ -89,6 +89,8 @@ def test_a_script_and_a_file_together(
     assert fbatch(api, tmp_path, script, data).code == 0
     assert (store.must(1).name, store.must(1).counts.total) == ("two words", 3)
     assert "no requests" in fbatch(api, tmp_path, script).err
+    assert fbatch(api, tmp_path, script, "--hold", data, "-J", "mixed").code == 0
+    assert (store.must(2).name, store.must(2).held) == ("mixed", "user")
 
 
 def test_line_numbers_are_those_of_the_script(api: world.AppApi, tmp_path: Path) -> None:
@@ -401,7 +403,7 @@ def test_fcancel_more_than_one_asks(
     assert not any(job.cancel_us for job in store.list())
     assert world.run_command("fcancel", ["1,2"], api, tmp_path, Terminal("n\n")).code == 1
     assert not any(job.cancel_us for job in store.list())
-    assert world.run_command("fcancel", ["1", "2"], api, tmp_path, Terminal("y\n")).code == 0
+    assert world.run_command("fcancel", ["1", "-Q", "2"], api, tmp_path, Terminal("y\n")).code == 0
     assert world.run_command("fcancel", ["--me", "-y"], api, tmp_path).code == 0
     assert all(job.cancel_us for job in store.list())
 
