@@ -271,6 +271,7 @@ async def daemon_running(
     state_dir: Path,
     url: str,
     options: settings.BatchJobsSettings = QUICK,
+    key: str = "service",
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Run the batch runner in this process, until the body ends."""
     ready = asyncio.Event()
@@ -280,7 +281,7 @@ async def daemon_running(
             store=store,
             state_dir=state_dir,
             gateway_url=url,
-            service_key="service",
+            service_key=key,
             clock=clock.SystemClock(),
             ready=ready.set,
         )

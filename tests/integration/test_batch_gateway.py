@@ -1,0 +1,108 @@
+"""Batch jobs through the real gateway: one door for commands and lines, one usage row a dispatch."""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from batch_jobs import model, results, routes
+from forebay import api as clients
+from scheduler.contracts import clock, frames, usage
+from tests.unit.batch_jobs import world
+from tests.unit.gateway import harness
+
+
+@dataclasses.dataclass
+class Site:
+    """A gateway with a scripted replica, its batch routes, and a store."""
+
+    state_dir: Path
+    store: world.TellingStore
+    served: harness.Served
+    replica: harness.FakeReplica
+    api: clients.GatewayApi
+
+    async def command(self, name: str, *argv: str) -> world.Said:
+        return await asyncio.to_thread(world.run_command, name, argv, self.api, self.state_dir)
+
+    def runner(self) -> contextlib.AbstractAsyncContextManager[asyncio.Task[None]]:
+        return world.daemon_running(self.store, self.state_dir, self.served.http, key="svc")
+
+
+@contextlib.asynccontextmanager
+async def site(tmp_path: Path, script: harness.Script) -> AsyncIterator[Site]:
+    store = world.open_store(tmp_path)
+    router = routes.router(
+        store, state_dir=tmp_path, options=world.QUICK, clock=clock.SystemClock()
+    )
+    async with harness.one_replica(script, routers=(router,)) as (served, replica):
+        api = clients.GatewayApi(served.http, clients.Credential(key="ann"))
+        yield Site(tmp_path, store, served, replica, api)
+    store.close()
+
+
+async def test_a_file_runs_through_the_gateway_and_is_billed_line_by_line(tmp_path: Path) -> None:
+    tries: collections.Counter[str] = collections.Counter()
+
+    async def script(received: harness.Received, out: harness.Out) -> None:
+        custom_id = received.identity.custom_id
+        tries[custom_id] += 1
+        if custom_id == "c3":
+            error = {"message": "too long", "type": "x", "code": "context_length_exceeded"}
+            await out.json(400, {"error": error})
+        elif custom_id == "naïve 5" and tries[custom_id] <= 2:
+            lost = frames.Error("preempted", "gave its seat back", 503, prompt_tokens=5)
+            await out.send(harness.PROMPT)
+            await out.error(lost)
+        else:
+            await harness.hello(received, out)
+
+    data = world.many(4) + world.line("naïve 5") + b"not json\n"
+    (tmp_path / "requests.jsonl").write_bytes(data)
+    async with site(tmp_path, script) as here, here.runner():
+        said = await here.command("fbatch", "--wait", "requests.jsonl")
+        assert (said.code, said.out) == (1, "Submitted batch job 1\n")
+        assert "line 6: not JSON" in said.err
+        said = await here.command("fqueue", "-h", "-t", "all", "-o", "%i %a %u %t %D")
+        assert said.out == "1 physics ann CD 6/6\n"
+        target = tmp_path / "downloaded"
+        path = f"{routes.PREFIX}/1/output"
+        await asyncio.to_thread(here.api.call, "GET", path, download=target)
+        rows = await here.served.rows(7)
+    answers = [json.loads(text) for text in target.read_bytes().splitlines()]
+    assert {line["custom_id"] for line in answers} == {"c1", "c2", "c4", "naïve 5"}
+    for line in answers:
+        assert line["response"]["body"]["choices"][0]["message"]["content"] == "Hello world"
+        assert line["response"]["request_id"] in {row.identity.request_id for row in rows}
+    job = here.store.must(1)
+    assert job.counts == model.Counts(total=6, ok=4, failed=2, preempted=2)
+    outcomes = collections.Counter((row.identity.custom_id, row.outcome) for row in rows)
+    assert outcomes == {
+        ("c1", usage.Outcome.OK): 1,
+        ("c2", usage.Outcome.OK): 1,
+        ("c4", usage.Outcome.OK): 1,
+        ("naïve 5", usage.Outcome.OK): 1,
+        ("naïve 5", usage.Outcome.PREEMPTED): 2,
+        ("c3", usage.Outcome.REFUSED): 1,
+    }
+    for row in rows:
+        identity = row.identity
+        assert (identity.team, identity.user, identity.tier) == ("physics", "ann", "batch")
+        assert identity.batch_job_id == 1
+
+
+async def test_fcancel_frees_the_replica_at_once(tmp_path: Path) -> None:
+    (tmp_path / "requests.jsonl").write_bytes(world.many(3))
+    async with site(tmp_path, harness.hang) as here, here.runner():
+        assert (await here.command("fbatch", "requests.jsonl")).code == 0
+        await harness.until(lambda: here.replica.running == 3)
+        assert (await here.command("fcancel", "1")).code == 0
+        job = await here.store.ended(1)
+        await harness.until(lambda: here.replica.running == 0)
+        await here.served.idle()
+    assert job.state is model.State.CANCELLED
+    assert job.counts == model.Counts(total=3, failed=3)
+    assert len(world.file_lines(tmp_path, 1, results.ERRORS)) == 3
