@@ -1,9 +1,11 @@
 """Real vLLM replicas for tests: one fork server per vLLM version, started once for the whole session."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import selectors
+import signal
 import subprocess
 import time
 import urllib.parse
@@ -31,6 +33,19 @@ ARGUMENTS: Mapping[str, Any] = {
     "dtype": "float32",  # greedy answers are then equal from one batch to another
     "block-size": 32,
 }
+
+
+def descendants(pid: int) -> set[int]:
+    """Return the processes below ``pid``."""
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{waiting.pop()}/task").iterdir():
+                children = {int(n) for n in (task / "children").read_text().split()}
+                waiting += children - found
+                found |= children
+    return found
 
 
 def python(version: str) -> Path:
@@ -131,6 +146,11 @@ class Replica:
             timeout=60,
             trust_env=False,
         )
+
+    def kill_engine(self) -> None:
+        """Kill the engine core, which is the main process's only child; the main process lives on."""
+        (core,) = descendants(self.pid)
+        os.kill(core, signal.SIGKILL)
 
     def state(self) -> dict[str, Any]:
         """Return what the replica says of itself."""

@@ -31,7 +31,13 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[engine_subjec
 
     try:
         async with aiohttp.ClientSession(trust_env=False) as session:
-            yield engine_subject.Subject(replica.address, session, rows, secret=engine_vllm.SECRET)
+            yield engine_subject.Subject(
+                replica.address,
+                session,
+                rows,
+                secret=engine_vllm.SECRET,
+                kill=replica.kill_engine,
+            )
     finally:
         engine_vllm.stop(server, replica.id, signal.SIGKILL)
 

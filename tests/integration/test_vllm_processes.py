@@ -1,6 +1,5 @@
 """vLLM's processes: what the fork server starts, refuses and takes along when something dies."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -34,19 +33,6 @@ def own_server(tmp_path: Path) -> Iterator[engine_vllm.ForkServer]:
     found = engine_vllm.ForkServer(engine_vllm.NEWEST, tmp_path)
     yield found
     found.close()
-
-
-def descendants(pid: int) -> set[int]:
-    """Return the processes below ``pid``."""
-    found: set[int] = set()
-    waiting = [pid]
-    while waiting:
-        with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{waiting.pop()}/task").iterdir():
-                children = {int(n) for n in (task / "children").read_text().split()}
-                waiting += children - found
-                found |= children
-    return found
 
 
 def eventually(holds: Callable[[], Any], seconds: float = GONE_S) -> None:
@@ -130,7 +116,7 @@ def test_two_replicas_of_one_server(
     first, second = (engine_vllm.begin(server, spec) for _ in range(2))
     replicas = [engine_vllm.listening(server, name) for name in (first, second)]
     took = time.monotonic() - began
-    pids = [{r.pid, *descendants(r.pid)} for r in replicas]
+    pids = [{r.pid, *engine_vllm.descendants(r.pid)} for r in replicas]
     figures = {
         "import_s": server.ready.import_s,
         "both_ready_s": round(took, 2),
@@ -158,7 +144,7 @@ def test_sigterm_ends_a_replica_and_a_second_one_does_no_harm(
 ) -> None:
     begun = engine_vllm.begin(server, engine_vllm.spec(server.folder))
     replica = engine_vllm.listening(server, begun)
-    below = descendants(replica.pid)
+    below = engine_vllm.descendants(replica.pid)
     server.send(forkproto.Signal(begun, signal.SIGTERM))
     exited = engine_vllm.stop(server, begun, signal.SIGTERM)
 
@@ -171,7 +157,7 @@ def test_killing_the_main_process_leaves_none(server: engine_vllm.ForkServer) ->
     """E1: the engine core is a process of its own and must not survive."""
     begun = engine_vllm.begin(server, engine_vllm.spec(server.folder))
     replica = engine_vllm.listening(server, begun)
-    family = {replica.pid, *descendants(replica.pid)}
+    family = {replica.pid, *engine_vllm.descendants(replica.pid)}
     os.kill(replica.pid, signal.SIGKILL)
     exited = server.wait(lambda e: isinstance(e, forkproto.Exited) and e.id == begun)
 
@@ -184,20 +170,21 @@ def test_killing_it_during_start_up_leaves_none(server: engine_vllm.ForkServer) 
     """E1, during start-up: as soon as the engine core exists."""
     begun = engine_vllm.begin(server, engine_vllm.spec(server.folder))
     started = server.wait(lambda e: isinstance(e, forkproto.Started) and e.id == begun)
-    eventually(lambda: descendants(started.pid), engine_vllm.START_S)
-    family = {started.pid, *descendants(started.pid)}
+    eventually(lambda: engine_vllm.descendants(started.pid), engine_vllm.START_S)
+    family = {started.pid, *engine_vllm.descendants(started.pid)}
     os.kill(started.pid, signal.SIGKILL)
     server.wait(lambda e: isinstance(e, forkproto.Exited) and e.id == begun)
 
     # What was being forked at that moment ends by itself, a moment later.
-    eventually(lambda: not any(map(processes.alive, family | descendants(server.process.pid))))
+    eventually(
+        lambda: not any(map(processes.alive, family | engine_vllm.descendants(server.process.pid)))
+    )
 
 
 def test_a_dead_engine_core_is_told(server: engine_vllm.ForkServer) -> None:
     begun = engine_vllm.begin(server, engine_vllm.spec(server.folder))
     replica = engine_vllm.listening(server, begun)
-    (core,) = descendants(replica.pid)
-    os.kill(core, signal.SIGKILL)
+    replica.kill_engine()
     state = replica.until(lambda state: bool(state["failure"]))
     with replica.client() as client:
         health = client.get("/health")
@@ -213,7 +200,7 @@ def test_a_fork_server_takes_its_replicas_along(
 ) -> None:
     begun = engine_vllm.begin(own_server, engine_vllm.spec(own_server.folder))
     replica = engine_vllm.listening(own_server, begun)
-    family = {replica.pid, *descendants(replica.pid)}
+    family = {replica.pid, *engine_vllm.descendants(replica.pid)}
     if number:
         own_server.process.send_signal(number)
     else:
