@@ -69,6 +69,7 @@ class Site:
         )
         self.agents: dict[str, fakeagent.FakeAgent] = before.agents if before else {}
         self.broken = ""
+        self.slow_slots = False
 
     @asynccontextmanager
     async def lead(self) -> AsyncIterator[broker.Leader]:
@@ -121,7 +122,7 @@ class Site:
             if job.state is not slurm.JobState.RUNNING:
                 continue
             agent = fakeagent.FakeAgent(lease_id, job.job_id, job.nodes[0], entry.lease.gpus)
-            agent.broken = self.broken
+            agent.broken, agent.slow_slots = self.broken, self.slow_slots
             self.agents[lease_id] = agent
             agent.connect(leader.address, guard.token(self.folder))
         await self.heard(leader)

@@ -17,6 +17,7 @@ class FakeAgent:
     Attributes:
         started: ids of replicas that it started, in order.
         broken: why every new replica fails, or "".
+        slow_slots: new slots stay `starting`, without a word of their replicas.
         told: desired states received.
     """
 
@@ -26,6 +27,7 @@ class FakeAgent:
         )
         self.started: list[str] = []
         self.broken = ""
+        self.slow_slots = False
         self.told: list[pb.LeaseDesired] = []
         self.ended = False
         self._wake = asyncio.Event()
@@ -72,6 +74,20 @@ class FakeAgent:
         )
         self.say()
 
+    def catch_up(self) -> None:
+        """Let slots that were starting be ready, with what they were last told to hold."""
+        for slot in self.report.slots:
+            if slot.state == "starting":
+                slot.state = "ready"
+        self._follow(self.told[-1])
+
+    def lose_slots(self, reason: str) -> None:
+        """Let every slot that is starting end."""
+        for slot in self.report.slots:
+            if slot.state == "starting":
+                slot.state, slot.reason = "lost", reason
+        self.say()
+
     async def _run(self, address: str, token: str) -> None:
         async with aio.insecure_channel(address, options=wire.CHANNEL_OPTIONS) as channel:
             stub = control_pb2_grpc.AgentLinkStub(channel)
@@ -96,11 +112,13 @@ class FakeAgent:
             slot = slots.get(wanted.slot_id)
             if slot is None:
                 slot = self.report.slots.add(
-                    slot_id=wanted.slot_id, gpus=wanted.gpus, node=self.report.node, state="ready"
+                    slot_id=wanted.slot_id, gpus=wanted.gpus, node=self.report.node
                 )
+                slot.state = "starting" if self.slow_slots else "ready"
             if wanted.close:
                 slot.state = "closed"
-            self._follow_slot(slot, wanted)
+            if slot.state == "ready":
+                self._follow_slot(slot, wanted)
         self.report.epoch, self.report.revision = desired.epoch, desired.revision
         if desired.close:
             self.report.closing = "asked"

@@ -74,11 +74,17 @@ def rooms(
                     lease.lease_id,
                     held.silent_s is not None,
                     lease.gpus - sum(slot.gpus for slot in open_slots),
-                    [s for s in open_slots if not s.close and s.slot_id not in occupied],
+                    [
+                        slot
+                        for slot in open_slots
+                        if slot.state.takes and not slot.close and slot.slot_id not in occupied
+                    ],
                     waits_for=f"the agent of lease {lease.lease_id} has not come yet",
                 )
             )
-            found += _coming(snap, [slot for slot in open_slots if not slot.close], stopping)
+            found += _coming(
+                snap, [s for s in open_slots if s.state.takes and not s.close], stopping
+            )
     return found
 
 

@@ -91,13 +91,15 @@ def plan(snap: snapshot.Snapshot, settings: Settings) -> Plan:
 def _write_off(snap: snapshot.Snapshot, settings: Settings) -> Iterator[actions.Action]:
     """Replicas whose lease or slot is gone, or that their agent does not know."""
     held = {item.lease.lease_id: item for item in snap.leases}
-    gone = {slot.slot_id for item in snap.leases for slot in item.slots if slot.state.final}
+    gone = {slot.slot_id: slot for item in snap.leases for slot in item.slots if slot.state.final}
     for known in snap.replicas:
         replica = known.replica
         if replica.lease_id not in held:
             yield actions.MarkLost(replica.replica_id, f"lease {replica.lease_id} has ended")
         elif replica.slot_id in gone:
-            yield actions.MarkLost(replica.replica_id, f"slot {replica.slot_id} is gone")
+            why = gone[replica.slot_id].reason
+            reason = f"slot {replica.slot_id} is gone{f': {why}' if why else ''}"
+            yield actions.MarkLost(replica.replica_id, reason)
         elif known.missing_s > settings.agent_silent_s:
             yield actions.MarkLost(replica.replica_id, "its agent does not know it")
 

@@ -55,6 +55,11 @@ class SlotState(enum.StrEnum):
         """Whether its GPUs are free again."""
         return self in {SlotState.CLOSED, SlotState.LOST}
 
+    @property
+    def takes(self) -> bool:
+        """Whether a replica could be started in it, now or when it has come up."""
+        return self in {SlotState.STARTING, SlotState.READY}
+
 
 _R = fleet.ReplicaState
 _ENDS = {

@@ -37,7 +37,7 @@ class Deployment:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slot:
-    """One job step of a lease; `close` is our wish, `state` what its supervisor says."""
+    """One job step of a lease; `close` is our wish, `state` and `reason` what was reported last."""
 
     slot_id: ids.SlotId
     lease_id: ids.LeaseId
@@ -45,6 +45,7 @@ class Slot:
     cpus: int = 1
     close: bool = False
     state: replicas.SlotState = replicas.SlotState.STARTING
+    reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class Applier:
         occupied = {known.replica.slot_id for known in self._live.replicas.values()}
         if action.slot_id is not None:
             slot = entry.slots.get(action.slot_id)
-            if slot is None or slot.close or slot.state.final or slot.slot_id in occupied:
+            if slot is None or slot.close or slot.slot_id in occupied or not slot.state.takes:
                 raise writer.Stale(f"slot {action.slot_id} is not free any more")
             return slot
         taken = sum(slot.gpus for slot in entry.slots.values() if not slot.state.final)
@@ -210,7 +210,13 @@ class Applier:
         self._live.wished()
 
     async def _mark_lost(self, action: actions.MarkLost) -> None:
-        self._writes.replica(action.replica_id)
+        known = self._writes.replica(action.replica_id)
+        coming = {fleet.ReplicaState.STARTING, fleet.ReplicaState.WARM}
+        held = self._live.leases.get(known.replica.lease_id)
+        if known.run and known.replica.state in coming and held is not None and not held.leaving:
+            # Its lease stands and it never came up: without a pause it would be tried again at once.
+            spec = known.replica.spec
+            self._live.fail((spec.model, spec.version), self._time.monotonic(), action.reason)
         self._live.finish(action.replica_id, replicas.ReplicaEvent.VANISHED, action.reason)
 
     async def _close_slot(self, action: actions.CloseSlot) -> None:

@@ -77,6 +77,9 @@ class FleetClient:
                 except (aio.AioRpcError, OSError, ValueError) as error:
                     why = error.details() if isinstance(error, aio.AioRpcError) else str(error)
                     log.info("broker at %s: %s; trying again", where.address, why)
+                except Exception:
+                    # Whatever it is, a gateway without a way to the next broker would be worse.
+                    log.exception("broker at %s: trying again", where.address)
             if self.connected:
                 pause = RETRY_S
             self.connected = False

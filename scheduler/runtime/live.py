@@ -252,11 +252,12 @@ class Live:
         return tuple(found)
 
     def _merge_slots(self, entry: entries.LeaseEntry, report: pb.LeaseReport) -> bool:
-        states = {ids.SlotId(slot.slot_id): replicas.SlotState(slot.state) for slot in report.slots}
+        reported = {ids.SlotId(slot.slot_id): slot for slot in report.slots}
         changed = False
         for slot_id, slot in entry.slots.items():
-            state = states.get(slot_id, slot.state)
-            if slot_id not in states and entry.acked >= entry.revision:
+            word = reported.get(slot_id)
+            state = slot.state if word is None else replicas.SlotState(word.state)
+            if word is None and entry.acked >= entry.revision:
                 # Its agent has read that it should be there, or be closed, and does not have it.
                 if slot.close:
                     state = replicas.SlotState.CLOSED
@@ -264,7 +265,8 @@ class Live:
                     state = replicas.SlotState.LOST
             if state is slot.state or slot.state.final:
                 continue
-            entry.slots[slot_id] = dataclasses.replace(slot, state=state)
+            reason = "its agent does not have it" if word is None else word.reason
+            entry.slots[slot_id] = dataclasses.replace(slot, state=state, reason=reason)
             self.news_slots[slot_id] = entry.slots[slot_id]
             changed = True
         return changed
@@ -274,7 +276,10 @@ class Live:
     ) -> bool:
         changed = False
         named: set[ids.ReplicaId] = set()
+        ready: set[ids.SlotId] = set()
         for slot in report.slots:
+            if slot.state == replicas.SlotState.READY:
+                ready.add(ids.SlotId(slot.slot_id))
             for item in slot.replicas:
                 replica_id = ids.ReplicaId(item.replica_id)
                 named.add(replica_id)
@@ -284,7 +289,8 @@ class Live:
         for replica_id, known in self.replicas.items():
             if known.replica.lease_id != entry.lease.lease_id:
                 continue
-            if replica_id in named or entry.acked < known.revision:
+            told = entry.acked >= known.revision and known.replica.slot_id in ready
+            if replica_id in named or not told:
                 known.missing_since = None
             elif known.missing_since is None:
                 known.missing_since = now

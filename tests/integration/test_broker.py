@@ -327,3 +327,30 @@ async def test_a_fenced_broker_writes_nothing_more(site: brokersite.Site) -> Non
             await site.step(old)
         (row,) = site.registry.holdings.replica_rows()
         assert row.replica.state is not fleet.ReplicaState.LOST
+
+
+async def test_a_slot_that_takes_long_to_start_is_waited_for(site: brokersite.Site) -> None:
+    site.slow_slots = True
+    async with site.lead() as leader:
+        for _ in range(60):
+            await site.step(leader, 1.0)
+        (agent,) = site.agents.values()
+        assert agent.started == []
+        assert len(leader.live.replicas) == 1
+        agent.slow_slots = False
+        agent.catch_up()
+        await site.settle(leader)
+        assert list(site.running().values()) == ["serving"]
+
+
+async def test_a_slot_that_can_not_start_counts_as_a_failed_start(site: brokersite.Site) -> None:
+    site.slow_slots = True
+    async with site.lead() as leader:
+        for _ in range(30):
+            for agent in site.agents.values():
+                agent.lose_slots("GPU 0 is held by pid 7")
+            await site.step(leader, 1.0)
+        (deployment,) = site.registry.catalog.deployments()
+        assert "GPU 0 is held by pid 7" in deployment.quarantine_reason
+        rows = site.registry.holdings.replica_rows()
+        assert len(rows) == 3
