@@ -16,6 +16,8 @@ from gateway import settings
 from scheduler.contracts import errors, fleet, frames, ids, usage
 
 _IDLE_CONNECTION_S = 60.0  # far below a replica's own 300 s, so that it never closes first
+_IDENTITY = tuple(field.name for field in dataclasses.fields(usage.Identity))
+_JSON_SAFE = '{}":,/ '  # harmless in a header, and most identities then need no quoting at all
 _FINISH_S = 0.05
 _ERROR_BYTES = 64 * 1024
 _MESSAGE_CHARS = 2000  # an engine may echo the whole input in its error; nobody reads more
@@ -117,12 +119,15 @@ class Client:
             await answer.leave()
 
     def _headers(self, replica: fleet.Replica, call: Call) -> dict[str, str]:
-        identity = json.dumps(dataclasses.asdict(call.identity), separators=(",", ":"))
+        # Not dataclasses.asdict: it copies deeply, at a tenth of the cost of the whole request.
+        fields = {name: getattr(call.identity, name) for name in _IDENTITY}
+        identity = json.dumps(fields, separators=(",", ":"))
         return {
             "Authorization": f"Bearer {self._secret(replica)}",
             "X-Request-Id": f"{call.identity.request_id}.{call.identity.attempt}",
-            "X-Forebay-Identity": urllib.parse.quote(identity, safe=""),
+            "X-Forebay-Identity": urllib.parse.quote(identity, safe=_JSON_SAFE),
             "Accept": frames.MEDIA_TYPE,
+            "Accept-Encoding": "identity",
         }
 
     def _secret(self, replica: fleet.Replica) -> str:

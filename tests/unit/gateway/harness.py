@@ -53,6 +53,7 @@ class Out:
         self._begun = False
         self.keep = True
         self.left = asyncio.create_task(reader.read(1))  # ends when the gateway closes
+        self.left.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def send(self, *items: frames.Frame) -> None:
         await self.raw(b"".join(item.encode() for item in items))

@@ -198,7 +198,7 @@ async def test_preempted_batch_is_503_and_the_platforms() -> None:
         await out.send(harness.PROMPT, harness.data(b"", 1, 2))
         await out.error(frames.Error("preempted", "gave its seat away", 503, 5, 0, 2))
 
-    async with harness.one_replica(gives_way) as (served, _):
+    async with harness.one_replica(gives_way) as (served, fake):
         async with http(served) as session:
             response = await session.post(
                 CHAT,
@@ -207,7 +207,7 @@ async def test_preempted_batch_is_503_and_the_platforms() -> None:
                     "Authorization": "Bearer svc",
                     "X-Forebay-Priority": "batch",
                     "X-Forebay-Batch-Job": "12",
-                    "X-Forebay-Custom-Id": "line%201",
+                    "X-Forebay-Custom-Id": "line%201%25%0A%C3%AF%5C",
                     "X-Forebay-Team": "chem",
                     "X-Forebay-User": "bob",
                 },
@@ -218,8 +218,9 @@ async def test_preempted_batch_is_503_and_the_platforms() -> None:
         assert (row.uncached_prompt_tokens, row.output_tokens) == (5, 2)
         identity = row.identity
         assert (identity.team, identity.user, identity.key_id) == ("chem", "bob", "key-svc")
-        assert (identity.batch_job_id, identity.custom_id) == (12, "line 1")
+        assert (identity.batch_job_id, identity.custom_id) == (12, "line 1%\nï\\")
         assert identity.tier == "batch"
+        assert fake.received[0].identity == identity
 
 
 async def test_batch_headers_of_others_are_not_heard() -> None:
