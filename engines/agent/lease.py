@@ -65,7 +65,7 @@ class Agent:
             report=self.report,
             take=self.take,
         )
-        pace = link.Pace(told.options.stats_s, told.options.heartbeat_s)
+        pace = link.Pace(told.options.stats_s / 2, told.options.heartbeat_s)
         token = private.read(Path(told.token_file))
         self._link = link.Link(ends, token, pace, f"lease {told.lease_id}")
 
@@ -194,15 +194,19 @@ class Agent:
             if self._tasks:
                 await asyncio.wait(self._tasks.values(), timeout=5.0)
             self._ledger.observe({})
-            self._ledger.cut()
-            await self._ledger.sync()
+            await self._write_down()  # before the farewell: Slurm's SIGKILL may be near
             await self._link.flush(FAREWELL_S)
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
             await listening.stop(None)
             self._token_file.unlink(missing_ok=True)
+            await self._write_down()
         return 0
+
+    async def _write_down(self) -> None:
+        self._ledger.cut()
+        await self._ledger.sync()
 
     async def _end_slots(self) -> None:
         """Wait for the slots; past the grace time of a SIGTERM they are killed."""

@@ -111,6 +111,9 @@ class Slot:
                 self._end("lost", reason)
         except slurm.SlurmError as error:
             self._end("lost", f"not started: {error}")
+        except Exception as error:
+            _log.exception("slot %s", self.slot_id)
+            self._end("lost", f"agent: {type(error).__name__}: {error}")
         finally:
             if self.step is not None:
                 await self._kill(self.step)

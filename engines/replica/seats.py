@@ -101,6 +101,7 @@ class Seats:
         if self.role is fleet.Role.INTERACTIVE:
             return Answer(Verdict.FULL, reason="role interactive takes no batch")
         kept = 0 if self.role is fleet.Role.BATCH else self.reserved
+        need = min(need, max(1, self.total - kept))  # else one with many choices could never sit
         if self.interactive + self.batch + need > self.total - kept:
             return Answer(Verdict.FULL, reason="no seat for batch")
         self._holders[key] = _Holder(True, need, next(self._order))

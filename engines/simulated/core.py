@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import dataclasses
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from engines.replica import engine
 from engines.simulated import batching, blocks
 from scheduler.contracts import clock, fleet
+
+_log = logging.getLogger(__name__)
 
 
 class EngineDead(Exception):
@@ -142,6 +145,13 @@ class SimulatedCore:
             self.die("the engine was stopped")
 
     async def _loop(self) -> None:
+        try:
+            await self._step_for_ever()
+        except Exception as error:
+            _log.exception("simulated engine")
+            self.die(f"{type(error).__name__}: {error}")
+
+    async def _step_for_ever(self) -> None:
         while not self._failure:
             if not self.batch.busy:
                 self._work.clear()

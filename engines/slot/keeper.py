@@ -145,6 +145,7 @@ class Keeper:
         try:
             child = self._start()
         except (children.StartError, gpus.GpuError, occupancy.Occupied, OSError) as error:
+            self._clear()
             self._become(_R.LOST, f"not started: {error}")
             return
         ended = asyncio.create_task(child.wait())

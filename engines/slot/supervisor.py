@@ -21,6 +21,7 @@ from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
 
 WATCH_S = 0.5
+FAREWELL_S = 5.0  # for the last report; a slot that leaves at once may not be connected yet
 _log = logging.getLogger(__name__)
 
 
@@ -53,7 +54,7 @@ class Supervisor:
             report=self.report,
             take=self.take,
         )
-        pace = link.Pace(self._options.stats_s, self._options.heartbeat_s)
+        pace = link.Pace(self._options.stats_s / 4, self._options.heartbeat_s)
         token = private.read(pathlib.Path(told.token_file))
         self._link = link.Link(ends, token, pace, f"slot {told.slot_id}")
 
@@ -156,7 +157,7 @@ class Supervisor:
             await begin.close()
             self._state = "lost" if self._state == "lost" else "closed"
             if not self._leave_now:
-                await self._link.flush(2.0)
+                await self._link.flush(FAREWELL_S)
         finally:
             for task in (linked, watching, *self._tasks.values()):
                 task.cancel()

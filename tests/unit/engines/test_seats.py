@@ -67,6 +67,16 @@ def test_more_sequences_than_seats_take_the_whole_replica() -> None:
     assert t.free == 0
 
 
+def test_batch_of_many_choices_sits_once_all_seats_that_batch_may_have_are_free() -> None:
+    t = table(4, 1)
+    t.ask("b", B)
+    assert t.ask("many", B, 4).verdict is FullV
+    t.give_back("b")
+    assert t.ask("many", B, 4).verdict is Seated
+    assert t.free == 1
+    assert table(2, 2).ask("b", B).verdict is FullV
+
+
 def test_draining_refuses_and_turning_interactive_names_all_batch() -> None:
     t = table(4, 0)
     t.ask("b1", B)

@@ -334,6 +334,21 @@ async def test_a_dead_engine_fails_streams_and_new_requests(sink: usage.MemorySi
         assert health.status == 503
 
 
+async def test_a_fault_in_the_loop_is_told_and_does_not_hang(
+    sink: usage.MemorySink, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = simulated()
+
+    def fault() -> batching.Step:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(engine.core.batch, "step", fault)
+    async with engine.running():
+        call = await ask(engine, COMPLETIONS, {"prompt": "x"}, sink)
+    assert (call.status, "a fault" in call.json["error"]["message"]) == (500, True)
+    assert "simulated engine" in caplog.text
+
+
 async def test_client_gone_frees_the_engine_at_once(sink: usage.MemorySink) -> None:
     engine = simulated(time_scale=0.05)
     served = stack(engine, sink)

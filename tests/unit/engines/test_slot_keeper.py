@@ -236,6 +236,8 @@ async def test_starts_that_fail(tmp_path: Path) -> None:
     async with play(tmp_path, error=children.StartError("no vLLM on this node")) as at:
         report = await at.end()
         assert (report.state, report.reason) == ("lost", "not started: no vLLM on this node")
+        assert at.one.gpus == (), "its GPUs are free again"
+        assert not Path(report.secret_file).exists()
     async with play(tmp_path) as at:
         (await at.starter.child).end(1, "weights are missing")
         assert "did not start: exit code 1: weights are missing" in (await at.end()).reason
