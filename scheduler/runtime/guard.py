@@ -4,6 +4,7 @@ import contextlib
 import hmac
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 import grpc
@@ -16,18 +17,17 @@ def token(state_dir: Path) -> str:
     """Return the state folder's control token; make it first if there is none (mode 0600)."""
     path = state_dir / FILE
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         return path.read_text(encoding="ascii").strip()
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(secrets.token_hex(32))
     try:
         # A link fails if another process was first; then its token counts.
         with contextlib.suppress(FileExistsError):
-            os.link(fresh, path)
+            os.link(name, path)
     finally:
-        fresh.unlink()
+        Path(name).unlink()
     return path.read_text(encoding="ascii").strip()
 
 
