@@ -81,7 +81,14 @@ def _fbatch(argv: Sequence[str], around: Surroundings) -> int:
             api=around.api,
             err=around.err,
             pause=around.pause,
+            folder=around.cwd,
             quiet=bool(said.get("quiet")),
+        )
+    if not answer["output_path"] and not said.get("quiet"):
+        print(
+            f"fbatch: note: {answer['user']} is no Unix user whose files Forebay may write: "
+            f"fetch the results from {_JOBS}/{answer['job_id']}/output, or submit with --wait",
+            file=around.err,
         )
     return 0
 

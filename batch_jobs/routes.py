@@ -144,7 +144,8 @@ class _Api:
             ) from error
         finally:
             await asyncio.to_thread(taken.discard)
-        return {"job_id": job.job_id, **report.public()}
+        paths = {"output_path": job.output_file, "error_path": job.error_file}
+        return {"job_id": job.job_id, "user": job.user, **paths, **report.public()}
 
     async def list(self, request: Request) -> dict[str, Any]:
         """List the caller's jobs; a coordinator sees the team's, an admin all."""

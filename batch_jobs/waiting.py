@@ -2,9 +2,10 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
-from batch_jobs import model
+from batch_jobs import model, patterns
 from scheduler.contracts import command_line, ports
 
 _EACH_S = 0.5
@@ -14,9 +15,23 @@ Show = Callable[[Mapping[str, Any]], None]
 
 
 def until_done(
-    job_id: int, *, api: ports.Api, err: TextIO, pause: Callable[[float], None], quiet: bool
+    job_id: int,
+    *,
+    api: ports.Api,
+    err: TextIO,
+    pause: Callable[[float], None],
+    folder: Path,
+    quiet: bool = False,
 ) -> int:
     """Wait for a job's end; return 0 only if every line succeeded, else 1.
+
+    Args:
+        job_id: the job.
+        api: the gateway.
+        err: for the progress and the last word.
+        pause: waits for so many seconds.
+        folder: for results that Forebay itself could not put anywhere.
+        quiet: nothing on ``err``.
 
     Raises:
         command_line.CommandError: the gateway did not answer for a minute.
@@ -37,10 +52,42 @@ def until_done(
             if model.State(job["state"]).final:
                 break
             pause(_EACH_S)
+    written = fetch(job, api=api, folder=folder)
     if not quiet:
         print(summary(job), file=err)
+        for path in written:
+            print(f"wrote {path}", file=err)
     good = job["state"] == model.State.COMPLETED and job["lines"]["ok"] == job["lines"]["total"]
     return 0 if good else 1
+
+
+def fetch(job: Mapping[str, Any], *, api: ports.Api, folder: Path) -> list[Path]:
+    """Download the results that Forebay could not publish, since the caller is no Unix user there.
+
+    Returns:
+        The files that were written, by atomic rename, into ``folder``.
+
+    Raises:
+        command_line.CommandError: the folder can't be written, or the gateway does not answer.
+    """
+    written = []
+    for part, count, pattern in (
+        ("output", job["lines"]["ok"], "fbatch-%j.jsonl"),
+        ("errors", job["lines"]["failed"], "fbatch-%j.err.jsonl"),
+    ):
+        if not count or job["output_path"]:
+            continue
+        name = patterns.expand(pattern, job_id=job["job_id"], name=job["name"], user=job["user"])
+        target, unfinished = folder / name, folder / f".{name}.part"
+        try:
+            api.call("GET", f"/forebay/v1/jobs/{job['job_id']}/{part}", download=unfinished)
+            unfinished.replace(target)
+        except OSError as error:
+            raise command_line.CommandError(f"{target}: {error.strerror}") from None
+        finally:
+            unfinished.unlink(missing_ok=True)
+        written.append(target)
+    return written
 
 
 def summary(job: Mapping[str, Any]) -> str:

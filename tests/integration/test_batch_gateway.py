@@ -66,17 +66,18 @@ async def test_a_file_runs_through_the_gateway_and_is_billed_line_by_line(tmp_pa
         said = await here.command("fbatch", "--wait", "requests.jsonl")
         assert (said.code, said.out) == (1, "Submitted batch job 1\n")
         assert "line 6: not JSON" in said.err
-        said = await here.command("fqueue", "-h", "-t", "all", "-o", "%i %a %u %t %D")
-        assert said.out == "1 physics ann CD 6/6\n"
-        target = tmp_path / "downloaded"
-        path = f"{routes.PREFIX}/1/output"
-        await asyncio.to_thread(here.api.call, "GET", path, download=target)
+        listed = await here.command("fqueue", "-h", "-t", "all", "-o", "%i %a %u %t %D")
+        assert listed.out == "1 physics ann CD 6/6\n"
+        target = tmp_path / "fbatch-1.jsonl"
+        assert f"wrote {target}" in said.err
         rows = await here.served.rows(7)
     answers = [json.loads(text) for text in target.read_bytes().splitlines()]
     assert {line["custom_id"] for line in answers} == {"c1", "c2", "c4", "naïve 5"}
     for line in answers:
         assert line["response"]["body"]["choices"][0]["message"]["content"] == "Hello world"
         assert line["response"]["request_id"] in {row.identity.request_id for row in rows}
+    assert len((tmp_path / "fbatch-1.err.jsonl").read_bytes().splitlines()) == 2
+    assert not list(tmp_path.glob(".*.part"))
     job = here.store.must(1)
     assert job.counts == model.Counts(total=6, ok=4, failed=2, preempted=2)
     outcomes = collections.Counter((row.identity.custom_id, row.outcome) for row in rows)

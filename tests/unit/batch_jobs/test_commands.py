@@ -53,7 +53,9 @@ def test_a_jsonl_file_is_submitted(
 ) -> None:
     name = write(tmp_path, "requests.jsonl", world.many(2))
     said = fbatch(api, tmp_path, name)
-    assert said == world.Said(0, "Submitted batch job 1\n", "")
+    assert (said.code, said.out) == (0, "Submitted batch job 1\n")
+    assert said.err.startswith("fbatch: note: alice is no Unix user")
+    assert said.err.endswith("/forebay/v1/jobs/1/output, or submit with --wait\n")
     job = store.must(1)
     assert (job.name, job.source) == ("requests.jsonl", str(tmp_path / name))
     assert fbatch(api, tmp_path, "--parsable", name).out == "2\n"
@@ -262,9 +264,8 @@ class Scenes:
         download: Path | None = None,
     ) -> ports.ApiResponse:
         if method == "POST":
-            return ports.ApiResponse(
-                200, {"job_id": 7, "lines": 4, "bad_lines": 0, "errors": []}, b""
-            )
+            answer = {"job_id": 7, "lines": 4, "bad_lines": 0, "errors": [], "output_path": "/x"}
+            return ports.ApiResponse(200, answer, b"")
         scene = self.scenes.pop(0)
         if scene is None:
             raise command_line.CommandError("gateway does not answer")
@@ -274,7 +275,13 @@ class Scenes:
 def scene(state: model.State, ok: int, failed: int = 0) -> model.BatchJob:
     counts = model.Counts(total=4, ok=ok, failed=failed)
     return model.BatchJob(
-        7, "t", "u", state=state, counts=counts, error_path="/x/fbatch-%j.err.jsonl"
+        7,
+        "t",
+        "u",
+        state=state,
+        counts=counts,
+        output_path="/x/fbatch-%j.jsonl",
+        error_path="/x/fbatch-%j.err.jsonl",
     )
 
 
@@ -323,7 +330,9 @@ def test_a_bar_only_on_a_terminal_and_not_with_no_color(
     def shown() -> str:
         err = Terminal()
         scenes = Scenes(scene(model.State.RUNNING, 2), scene(model.State.COMPLETED, 4))
-        assert waiting.until_done(7, api=scenes, err=err, pause=lambda _: None, quiet=False) == 0
+        assert (
+            waiting.until_done(7, api=scenes, err=err, pause=lambda _: None, folder=tmp_path) == 0
+        )
         return err.getvalue()
 
     monkeypatch.setenv("TERM", "xterm")
