@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python -P
 SHELL_FILES = $(shell git ls-files '*.sh' '.ci/*' | grep -v '\.py$$')
 
-.PHONY: help demo up test test-unit test-pyslurm check proto format clean setup setup-demo
+.PHONY: docs help demo up test test-unit test-pyslurm check proto format clean setup setup-demo
 
 help: ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -51,6 +51,9 @@ proto-current: ## the generated code is what the .proto files say
 
 proto: ## generate the protocol code again
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. scheduler/contracts/v1/*.proto
+
+docs: ## write docs/forebay.toml from the settings' own declarations
+	$(PY) -m forebay config example > docs/forebay.toml
 
 format: ## put the code in order
 	.venv/bin/ruff check --fix .

@@ -28,7 +28,7 @@ def agent(told: Path) -> int:
     sink = sinks.open_spool(f"agent-{read.lease_id}")
     try:
         return asyncio.run(
-            agents.serve(read, launcher=_launcher(os.environ), sink=sink, clock=clock.SystemClock())
+            agents.serve(read, launcher=launcher(os.environ), sink=sink, clock=clock.SystemClock())
         )
     finally:
         sink.close()
@@ -48,7 +48,7 @@ def replica(told: Path) -> int:
     return replicas.main(told, sinks.open_spool)
 
 
-def _launcher(env: Mapping[str, str]) -> ports.StepLauncher:
+def launcher(env: Mapping[str, str]) -> ports.StepLauncher:
     """Return what the lease's environment asks for: srun in a real job, local processes elsewhere."""
     asked: dict[str, Any] = json.loads(env.get(LAUNCHER, "{}"))
     if asked.pop("kind", LOCAL) == LOCAL:

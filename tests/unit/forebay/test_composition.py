@@ -1,0 +1,165 @@
+"""What the composition root adds: secrets, lease jobs, the configuration document, process ties."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engines.agent import spec
+from forebay import config as configs
+from forebay import in_lease, installation, lease, sinks
+from scheduler.contracts import fleet, ids
+from scheduler.runtime import config
+from slurm_plugins import embedded, steps
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> installation.Installation:
+    """An installation in a folder of its own."""
+    monkeypatch.setenv(sinks.SPOOL, "")
+    loaded = config.load(
+        None, configs.TABLES, {"FOREBAY_FOREBAY_STATE_DIR": str(tmp_path / "state")}
+    )
+    return installation.Installation.open(loaded)
+
+
+def test_the_documented_configuration_is_the_codes_own() -> None:
+    shown = Path("docs/forebay.toml").read_text()
+    assert shown == config.document(configs.TABLES), "run: make docs"
+
+
+def test_secrets_are_private_and_made_once(here: installation.Installation) -> None:
+    first = here.secret(installation.SERVICE_KEY)
+    assert first.startswith("fbk_")
+    assert here.secret(installation.SERVICE_KEY) == first
+    for file in (here.state / "secrets").iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE((here.state / "secrets").stat().st_mode) == 0o700
+
+
+def test_forebays_own_keys_are_in_the_registry(here: installation.Installation) -> None:
+    registry = here.open_registry()
+    try:
+        service = registry.keys.find(here.secret(installation.SERVICE_KEY)).caller()
+        admin = registry.keys.find(here.secret(installation.ADMIN_KEY)).caller()
+    finally:
+        registry.close()
+    assert (service.service, service.admin) == (True, False)
+    assert (admin.service, admin.admin) == (False, True)
+
+
+def test_a_lease_becomes_a_job_whose_agent_finds_its_spec(
+    here: installation.Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_SECRET_OF_THE_SERVICE", "must not reach a job")
+    port = embedded.EmbeddedClient(tmp_path / "slurm", cluster="alpha")
+    try:
+        job = lease.Renderer(here, port)(_lease())
+    finally:
+        port.close()
+    assert job.stamp is not None
+    assert (job.stamp.lease_id, job.stamp.kind, job.stamp.team) == ("l-1", "serve", "physics")
+    assert (job.gpus_per_node, job.partitions, job.time_limit_s) == (4, ("serve",), 3600)
+    told = spec.AgentSpec.read(here.state / "leases" / "l-1" / lease.SPEC)
+    assert (told.cluster, told.gpus, told.sink_factory) == ("alpha", 4, sinks.FACTORY)
+    assert str(here.state / "leases" / "l-1" / lease.SPEC) in job.script
+    assert "A_SECRET_OF_THE_SERVICE" not in job.environment
+    assert json.loads(job.environment[sinks.SPOOL])["folder"] == str(here.state / "spool")
+
+
+def _lease() -> fleet.Lease:
+    return fleet.Lease(
+        lease_id=ids.LeaseId("l-1"),
+        cluster="alpha",
+        kind=fleet.LeaseKind.SERVE,
+        team="physics",
+        state=fleet.LeaseState.REQUESTED,
+        gpus=4,
+        walltime_s=3600,
+    )
+
+
+def test_slots_start_by_srun_in_a_job_and_locally_elsewhere() -> None:
+    local = in_lease.launcher({in_lease.LAUNCHER: json.dumps({"kind": in_lease.LOCAL})})
+    assert isinstance(local, steps.LocalLauncher)
+    asked = {"kind": in_lease.SRUN, "gres_type": "H100", "options": [], "start_timeout_s": 5.0}
+    srun = in_lease.launcher({in_lease.LAUNCHER: json.dumps(asked), "SLURM_JOB_ID": "7"})
+    assert isinstance(srun, steps.SrunLauncher)
+
+
+def test_the_sink_factory_needs_nothing_but_the_standard_library() -> None:
+    """It loads inside an engine's environment, which has none of Forebay's dependencies."""
+    code = (
+        "import sys, importlib; importlib.import_module('forebay.sinks');"
+        "bad = {'grpc', 'duckdb', 'pyarrow', 'sqlalchemy', 'fastapi', 'aiohttp'} & set(sys.modules);"
+        "print(sorted(bad))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_part_whose_parent_is_gone_leaves_at_once() -> None:
+    code = "from forebay import lifeline; lifeline.tie(1234567); print('still here')"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == ""
+
+
+def test_a_part_dies_with_its_parent() -> None:
+    child = (
+        "import os, sys, time; from forebay import lifeline;"
+        "lifeline.tie(int(sys.argv[1])); print(os.getpid(), flush=True); time.sleep(600)"
+    )
+    parent = (
+        "import os, subprocess, sys;"
+        f"made = subprocess.Popen([sys.executable, '-P', '-c', {child!r}, str(os.getpid())],"
+        " stdout=subprocess.PIPE); print(made.stdout.readline().decode(), flush=True, end='');"
+        "os._exit(0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", parent], capture_output=True, text=True, check=True, timeout=60
+    )
+    _await_end(int(done.stdout))
+
+
+def _await_end(pid: int) -> None:
+    """Wait for the end of a process that is not ours; the test's own time limit bounds it."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    import select
+
+    readable, _, _ = select.select([descriptor], [], [], 30)
+    os.close(descriptor)
+    assert readable, f"process {pid} outlived its parent"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (
+            "[scheduler]\ntick_s = 0.2\nticks = 3\n",
+            "forebay.toml:3: [scheduler] ticks: unknown key",
+        ),
+        ('[gateway]\nhttp_port = "x"\n', "forebay.toml:2: [gateway] http_port: "),
+    ],
+)
+def test_config_check_names_the_line(
+    tmp_path: Path, text: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from forebay import cli
+
+    file = tmp_path / "forebay.toml"
+    file.write_text(text)
+    assert cli.main(["config", "check", "--config", str(file)]) == 1
+    assert place in capsys.readouterr().err
+    file.write_text("")
+    assert cli.main(["config", "check", "--config", str(file)]) == 0
