@@ -13,7 +13,7 @@ import pytest
 from engines import processes
 from scheduler.contracts import frames
 from scheduler.contracts.v1 import control_pb2 as pb
-from tests.integration import file_sink, lease_site
+from tests.integration import agent_process, file_sink, lease_site
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -180,6 +180,37 @@ async def test_nothing_outlives_a_killed_agent_or_supervisor(
 
 
 _reaping: set["asyncio.Future[int]"] = set()
+
+
+@pytest.mark.parametrize("when", ["serving", "starting"])
+async def test_slots_of_a_killed_agent_see_it_and_sweep_as_under_slurm(
+    tmp_path: Path, when: str
+) -> None:
+    async with lease_site.opened(tmp_path, env={agent_process.FREE: "1"}) as site:
+        site.want(lease_site.desired())
+        if when == "serving":
+            await site.serving()
+        else:
+            await site.broker.until(lambda r: lease_site.state(r, "r-1") == "starting")
+        await _detached(site)
+        os.kill(site.agent.pid, signal.SIGKILL)
+        await site.until_dead(5.0)
+
+
+async def test_a_replica_killed_while_it_starts_takes_its_strays_along(tmp_path: Path) -> None:
+    async with lease_site.opened(tmp_path) as site:
+        site.want(lease_site.desired())
+        await site.broker.until(lambda r: lease_site.state(r, "r-1") == "starting")
+        victim = pid_of(site, processes.REPLICA, "r-1")
+        stray = await _detached(site)
+        os.kill(victim, signal.SIGKILL)
+        report = await site.broker.until(lambda r: lease_site.state(r, "r-1") == "lost")
+        lost = lease_site.replica(report, "r-1")
+        assert lost is not None
+        assert "did not start: killed by SIGKILL" in lost.reason
+        assert not processes.alive(stray)
+        site.want(lease_site.desired("r-2"))
+        await site.serving("r-2")
 
 
 async def _detached(site: lease_site.Site) -> int:
