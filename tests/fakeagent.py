@@ -106,6 +106,8 @@ class FakeAgent:
             await self._wake.wait()
 
     def _follow(self, desired: pb.LeaseDesired) -> None:
+        if (desired.epoch, desired.revision) < (self.report.epoch, self.report.revision):
+            return
         self.told.append(desired)
         slots = {slot.slot_id: slot for slot in self.report.slots}
         for wanted in desired.slots:

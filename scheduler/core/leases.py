@@ -94,7 +94,9 @@ def _news(
         event = replicas.of_job(job.state)
         if event is None or not replicas.lease_lists(lease.state, event):
             return
-        reason = f"Slurm: job {job.job_id} {job.state}{f' ({job.reason})' if job.reason else ''}"
+        # Slurm's word for "no reason" is None.
+        why = "" if job.reason in {"", "None"} else f" ({job.reason})"
+        reason = f"Slurm: job {job.job_id} {job.state}{why}"
         yield actions.FollowLease(lease.lease_id, event, job, reason)
         return
     if replicas.lease_lists(lease.state, replicas.LeaseEvent.VANISHED) and held.absent_polls:

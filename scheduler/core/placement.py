@@ -58,14 +58,15 @@ def rooms(
             are room that is coming.
     """
     occupied = {known.replica.slot_id for known in snap.replicas}
+    reasons = {job.stamp.lease_id: job.reason for job in snap.jobs or () if job.stamp is not None}
     found: list[Room] = []
     for held in snap.leases:
         lease = held.lease
         if held.leaving or (held.silent_s is not None and held.silent_s > silent_s):
             continue
         if lease.state in {fleet.LeaseState.REQUESTED, fleet.LeaseState.PENDING}:
-            why = f"lease {lease.lease_id} waits in Slurm's queue"
-            why += f" ({lease.reason})" if lease.reason else ""
+            reason = reasons.get(lease.lease_id, lease.reason)
+            why = f"lease {lease.lease_id} waits in Slurm's queue ({reason})"
             found.append(Room(lease.lease_id, False, lease.gpus, [], waits_for=why))
         elif lease.state is fleet.LeaseState.RUNNING:
             open_slots = [slot for slot in held.slots if not slot.state.final]

@@ -28,7 +28,7 @@ from scheduler.runtime import (
     watch,
     wire,
 )
-from scheduler.runtime.registry import store
+from scheduler.runtime.registry import database, store
 
 log = logging.getLogger(__name__)
 CATALOG_S = 1.0  # an admin's wish counts within so long
@@ -122,6 +122,7 @@ class Leader:
             database.Fenced: another broker leads.
         """
         now = self._time.monotonic()
+        await self._outrank()
         if self.live.hung_up:
             self.live.hung_up.clear()
             self.poller.soon()
@@ -147,6 +148,14 @@ class Leader:
     def view(self) -> fleet.FleetView:
         """Return what gateways are told now."""
         return snapshots.view(self.live, self._time.monotonic(), self._parts.options)
+
+    async def _outrank(self) -> None:
+        """Begin a newer epoch if an agent follows one: the registry was lost, or is an old copy."""
+        over = self.live.outranked_by
+        if over <= self.live.epoch:
+            return
+        await asyncio.to_thread(self._parts.registry.lead.lift, self.live.epoch, over)
+        raise database.Fenced(f"agents follow epoch {over}: this registry is older, leading anew")
 
     async def _read_catalog(self) -> None:
         """Take up what admins wish: scaling, holds, drains."""

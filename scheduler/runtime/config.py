@@ -12,13 +12,14 @@ import os
 import re
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic
 
 from scheduler.contracts import fleet, requests, settings
+from scheduler.runtime import toml_lines
 
 T = TypeVar("T")
 MODELS = "models"
@@ -128,7 +129,7 @@ def load(
     """
     environment = os.environ if env is None else env
     text = _read(path)
-    source = _Source(str(path) if path else "environment", text)
+    source = toml_lines.Source(str(path) if path else "environment", text)
     document = _parse(source)
     faults: list[str] = []
     for name in document:
@@ -169,36 +170,10 @@ def document(tables: Mapping[str, type]) -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Source:
-    """The file's text, to find the line of a key in it."""
-
-    name: str
-    text: str
-
-    def line(self, place: Sequence[str | int]) -> int:
-        """Return the line of a key (``("gateway", "port")``, ``("models", 1, "seats")``), 0 if absent."""
-        best = 0
-        depth = 0
-        for number, path in _keys(self.text):
-            if path == tuple(place):
-                return number
-            shared = len(path) if tuple(place[: len(path)]) == path else 0
-            if shared > depth:
-                best, depth = number, shared
-        return best
-
-    def fault(self, place: Sequence[str | int], what: str, why: str) -> str:
-        """Return one line: where, what, why."""
-        number = self.line(place)
-        where = f"{self.name}:{number}" if number else self.name
-        return f"{where}: {what}: {why}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
     """Where a table's values come from, and how messages name it."""
 
-    source: _Source
+    source: toml_lines.Source
     path: tuple[str | int, ...]
     label: str
 
@@ -206,34 +181,6 @@ class _Place:
         if not key:
             return self.source.fault(self.path, self.label, why)
         return self.source.fault((*self.path, key), f"{self.label} {key}", why)
-
-
-_HEADER = re.compile(r"^\s*(\[\[|\[)\s*([^\]]+?)\s*\]")
-_KEY = re.compile(r"^\s*((?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*[A-Za-z0-9_\"'-]+)*)\s*=")
-
-
-def _keys(text: str) -> Iterator[tuple[int, tuple[str | int, ...]]]:
-    """Yield the line and path of every table header and key (multi-line strings may add false ones)."""
-    table: tuple[str | int, ...] = ()
-    counts: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := _HEADER.match(line):
-            names = _dotted(header[2])
-            if header[1] == "[[":
-                counts[names[0]] = counts.get(names[0], -1) + 1
-            head: tuple[str | int, ...] = (names[0],)
-            if names[0] in counts:
-                head = (names[0], counts[names[0]])
-            table = (*head, *names[1:])
-            yield number, table
-        elif key := _KEY.match(line):
-            names = _dotted(key[1])
-            for depth in range(1, len(names) + 1):
-                yield number, (*table, *names[:depth])
-
-
-def _dotted(text: str) -> tuple[str, ...]:
-    return tuple(part.strip().strip("\"'") for part in text.split("."))
 
 
 def _read(path: Path | None) -> str:
@@ -248,7 +195,7 @@ def _read(path: Path | None) -> str:
         raise ConfigError([f"{path}:{line}: not UTF-8: save the file as UTF-8"]) from error
 
 
-def _parse(source: _Source) -> dict[str, Any]:
+def _parse(source: toml_lines.Source) -> dict[str, Any]:
     try:
         return tomllib.loads(source.text)
     except tomllib.TOMLDecodeError as error:
@@ -313,7 +260,7 @@ def _build(
         return None
 
 
-def _models(raw: Any, source: _Source, faults: list[str]) -> tuple[ModelSettings, ...]:
+def _models(raw: Any, source: toml_lines.Source, faults: list[str]) -> tuple[ModelSettings, ...]:
     if not isinstance(raw, list):
         faults.append(source.fault((MODELS,), MODELS, "is a list: write [[models]]"))
         return ()

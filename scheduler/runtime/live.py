@@ -31,6 +31,7 @@ class Live:
     def __init__(self, epoch: int, cluster: str, pauses: entries.Pauses, now: float) -> None:
         self.epoch = epoch
         self.cluster = cluster
+        self.outranked_by = epoch  # the newest epoch that an agent follows
         self.pauses = pauses
         self.started = now
         self.settled = False
@@ -114,6 +115,8 @@ class Live:
 
     def absorb_report(self, report: pb.LeaseReport, now: float) -> bool:
         """Merge an agent's report; return whether its lease is known here."""
+        self.outranked_by = max(self.outranked_by, report.epoch)
+        self.heard.ring()
         entry = self.leases.get(ids.LeaseId(report.lease_id))
         if entry is None:
             return False
@@ -126,7 +129,6 @@ class Live:
         entry.leaving = report.closing
         self._prove_running(entry, report, now)
         entry.strangers = self._strangers(entry, report)
-        self.heard.ring()
         changed = self._merge_slots(entry, report)
         changed |= self._merge_replicas(entry, report, now)
         if changed or before != (entry.leaving, False, len(entry.strangers)):

@@ -80,17 +80,27 @@ async def test_a_new_broker_adopts_what_runs_and_restarts_nothing(site: brokersi
 
 async def test_a_registry_that_was_lost_is_filled_from_stamps_and_reports(tmp_path: Path) -> None:
     site = brokersite.Site(tmp_path)
-    async with site.lead() as leader:
-        await site.settle(leader)
-        before = site.running()
+    for _ in range(3):
+        async with site.lead() as leader:
+            await site.settle(leader)
+            before = site.running()
     empty = tmp_path / "empty"
     empty.mkdir()
     other = brokersite.Site(empty, before=site)
     async with other.lead() as leader:
+        assert leader.live.epoch == 1
+        (agent,) = other.agents.values()
+        while leader.live.outranked_by == 1:
+            await leader.live.heard.wait()
+        with pytest.raises(database.Fenced, match="agents follow epoch 3"):
+            await leader.tick()
+    async with other.lead() as leader:
+        assert leader.live.epoch == 4
         await other.settle(leader)
         assert other.running() == before
         (agent,) = other.agents.values()
         assert agent.started == list(before)
+        assert agent.report.epoch == 4
         (row,) = other.registry.holdings.replica_rows()
         assert [row.replica.replica_id] == list(before)
     assert len(site.slurm.submitted) == 1

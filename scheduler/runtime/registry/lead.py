@@ -37,6 +37,12 @@ class Lead:
                 .values(expires_us=now_us + ttl_us)
             )
 
+    def lift(self, epoch: int, over: int) -> None:
+        """Make the next epoch come after ``over``: agents follow one of a registry that was lost."""
+        with self._base.write(epoch) as session:
+            row = session.get_one(tables.Leadership, NAME)
+            row.epoch, row.expires_us, row.holder = max(over, row.epoch), 0, ""
+
     def release(self, epoch: int) -> None:
         """Give the lead up, so that a standby need not wait; nothing happens if it is another's."""
         with self._base.write() as session:
