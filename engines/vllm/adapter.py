@@ -8,7 +8,6 @@ vLLM 0.31 and 0.32 and importable only in an engine's environment; it must not k
 import argparse
 import collections
 import contextlib
-import copy
 import functools
 import importlib
 import importlib.metadata
@@ -282,14 +281,28 @@ class VllmEngine:
         )
 
 
+class _Adapters(dict[str, Any]):
+    """Loaded adapters by ``model:adapter``; found by their own names too, and listed once."""
+
+    def __init__(self, loaded: Mapping[str, Any], names: Mapping[str, str]) -> None:
+        super().__init__(loaded)
+        self._names = names
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(self._names.get(str(name), name))
+
+    def __getitem__(self, name: str) -> Any:
+        return super().__getitem__(self._names.get(name, name))
+
+
 def _name_adapters(models: Any, spec: fleet.ReplicaSpec) -> None:
-    """Serve each adapter under its own name too; the weights are loaded once, since the id is the same."""
-    for name in spec.adapters:
-        loaded = models.lora_requests[arguments.adapter_name(spec.model, name)]
-        if name not in models.lora_requests and not models.is_base_model(name):
-            alias = copy.copy(loaded)
-            alias.lora_name = name
-            models.lora_requests[name] = alias
+    """Serve each adapter under its own name too, unless a base model has it."""
+    names = {
+        name: arguments.adapter_name(spec.model, name)
+        for name in spec.adapters
+        if not models.is_base_model(name)
+    }
+    models.lora_requests = _Adapters(models.lora_requests, names)
 
 
 def _bound_cache(args: argparse.Namespace, spec: fleet.ReplicaSpec) -> None:
