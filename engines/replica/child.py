@@ -1,10 +1,11 @@
 """A replica as a child process of its slot: ties its life to the parent, opens the engine, serves."""
 
-import asyncio
 import importlib
 import logging
 import os
 from pathlib import Path
+
+import uvloop
 
 from engines import processes
 from engines.replica import launch, server
@@ -31,7 +32,7 @@ def run(spec_path: Path, sink_factory: launch.SinkFactory) -> int:
     try:
         record = launch.Launch.read(spec_path)
         sink = sink_factory(record.writer)
-        asyncio.run(server.run(record, opener(record.spec.engine), sink, reporter))
+        uvloop.run(server.run(record, opener(record.spec.engine), sink, reporter))
     except KeyboardInterrupt:
         return 0  # uvicorn raises the signal again once it has stopped
     except Exception as error:
