@@ -111,7 +111,9 @@ class CliClient:
     def jobs(self) -> tuple[slurm.Job, ...]:
         """List all jobs by one squeue: JSON where it has it, else text with safe separators."""
         if self._client_version() >= _JSON_SINCE:
-            done = self._run(["squeue", "--all", "--json"])
+            done = self._run(
+                ["squeue", "--all", "--states=all", "--json"], errors=parse_squeue.JSON_ERRORS
+            )
             if done.returncode and not done.stdout.strip():
                 raise parse_squeue.fault("squeue --json", _line(done.stderr))
             value = parse_squeue.load(done.stdout, "squeue --json")
@@ -192,6 +194,7 @@ class CliClient:
         *,
         environment: Mapping[str, str] | None = None,
         stdin: str = "",
+        errors: str = "backslashreplace",
     ) -> "subprocess.CompletedProcess[str]":
         env = self._environment() if environment is None else environment
         # Found by our own PATH: the job's environment, which sbatch is started with, has another.
@@ -204,7 +207,7 @@ class CliClient:
                 env=env,
                 timeout=self._timeout_s,
                 encoding="utf-8",
-                errors="backslashreplace",
+                errors=errors,
                 check=False,
             )
         except subprocess.TimeoutExpired as error:

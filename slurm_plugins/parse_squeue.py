@@ -4,6 +4,7 @@ JSON differs from version to version: numbers became ``{"set": …, "infinite": 
 became lists. Each reader here takes both forms, so one module serves every data-parser version.
 """
 
+import codecs
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -76,6 +77,19 @@ def _text_jobs(row: Mapping[str, str], cluster: str) -> Iterator[slurm.Job]:
         )
 
 
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    r"""Show a byte that is no UTF-8 as ``\\xe9`` once the JSON is read; Slurm passes names on as they are."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    wrong = error.object[error.start : error.end]
+    return "".join(f"\\\\x{byte:02x}" for byte in wrong), error.end
+
+
+# How to decode Slurm's JSON: name of an error handler for `bytes.decode`.
+JSON_ERRORS = "forebay-slurm-json"
+codecs.register_error(JSON_ERRORS, _escape)
+
+
 def load(answer: str | bytes, what: str) -> dict[str, Any]:
     """Parse one JSON answer of Slurm and raise what its ``errors`` say.
 
@@ -83,7 +97,7 @@ def load(answer: str | bytes, what: str) -> dict[str, Any]:
         slurm.SlurmGarbled: it is empty, cut, or no JSON object.
         slurm.SlurmUnavailable, slurm.SlurmRefused: Slurm reports an error inside.
     """
-    raw = answer.decode(errors="backslashreplace") if isinstance(answer, bytes) else answer
+    raw = answer.decode(errors=JSON_ERRORS) if isinstance(answer, bytes) else answer
     if not raw.strip():
         raise slurm.SlurmGarbled(f"{what}: the answer is empty; try again")
     try:
@@ -95,7 +109,8 @@ def load(answer: str | bytes, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise slurm.SlurmGarbled(f"{what}: the answer is no JSON object; try again")
     errors = value.get("errors")
-    if errors:
+    # A job that was taken and held is told as an error beside its id.
+    if errors and not number(value.get("job_id")):
         raise fault(what, "; ".join(_error_text(error) for error in errors))
     return value
 
@@ -112,9 +127,10 @@ _NO_ANSWER = ("unable to contact", "connection refused", "socket timed out", "co
               "unable to connect", "communications shutdown", "no route to host",
               "controller is in standby", "problem talking to the database", "unexpected message",
               "database is busy", "failed to open slurmdbd", "slurmdbd: connection",
-              "persistent connection", "protocol authentication error")  # fmt: skip
+              "persistent connection", "failed while looking for jobs", "protocol authentication error")  # fmt: skip
 _NO_ACCOUNTING = ("accounting storage is disabled", "accounting storage isn't enabled",
                   "no slurmdbd", "slurm accounting is not enabled", "only works with slurmdbd",
+                  "supported accounting_storage plugin",
                   "without slurmdbd", "slurmdbd is not configured")  # fmt: skip
 
 

@@ -1,10 +1,11 @@
 """Slurm through pyslurm: Slurm's own library in this process, no process and no HTTP a call.
 
-pyslurm fits one Slurm release; `available` says whether it is there and loads. What crashes it across
+pyslurm fits one Slurm release; `available` says whether it is there. What crashes it across
 releases (reading a job's layout by node) is not used.
 """
 
 import importlib
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -36,16 +37,18 @@ _CONFIG_NAMES = {
 
 
 def available() -> str:
-    """Return "" if pyslurm can be used here, else why not, in one line."""
-    try:
-        _module()
-    except slurm.SlurmUnavailable as error:
-        return str(error)
+    """Return "" if pyslurm is installed here, else one line that says so; loads nothing."""
+    if importlib.util.find_spec("pyslurm") is None:
+        return "pyslurm is not installed"
     return ""
 
 
-def _module() -> Any:
-    os.environ.setdefault("PYSLURM_DISABLE_AUTO_INIT", "1")
+def _load(conf: Path | None) -> Any:
+    """Import pyslurm, which reads slurm.conf at once; without one Slurm's library ends the process."""
+    named = Path(conf or os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf")
+    if not named.is_file():
+        raise slurm.SlurmUnavailable(f"there is no {named}; set [slurm] conf")
+    os.environ["SLURM_CONF"] = str(named)
     try:
         return importlib.import_module("pyslurm")
     except ImportError as error:
@@ -63,12 +66,8 @@ class PyslurmClient:
     kind = "pyslurm"
 
     def __init__(self, conf: Path | None = None, *, cluster: str = "") -> None:
-        if conf is not None:
-            os.environ["SLURM_CONF"] = str(conf)
-        self._pyslurm = _module()
+        self._pyslurm = _load(conf)
         self._cluster = cluster
-        if hasattr(self._pyslurm, "init"):
-            self._ask("init", self._pyslurm.init)
 
     @property
     def cluster(self) -> str:
@@ -266,6 +265,7 @@ def _description(spec: slurm.JobSpec) -> dict[str, Any]:
         "working_directory": spec.directory,
         "environment": sbatch.environment(spec),
         "nodes": spec.nodes,
+        "ntasks": spec.nodes,
         "ntasks_per_node": 1,
         "cpus_per_task": spec.cpus_per_node,
         "is_requeueable": False,

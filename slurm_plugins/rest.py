@@ -149,7 +149,12 @@ class RestClient:
 
     def accounting(self, job_id: ids.SlurmJobId) -> tuple[slurm.JobRun, ...]:
         """Return every run of a job from ``/slurmdb``."""
-        value = self._database(f"job/{_id(job_id)}")
+        try:
+            value = self._database(f"job/{_id(job_id)}")
+        except slurm.SlurmRefused as error:
+            if "nothing found" in str(error).lower():
+                return ()
+            raise
         return self.adapter.runs(value, job_id)
 
     def associations(self) -> tuple[slurm.Association, ...]:

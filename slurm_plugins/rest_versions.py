@@ -73,6 +73,7 @@ class Adapter:
             job |= {
                 "environment": environment,
                 "nodes": [spec.nodes, spec.nodes],
+                "tasks": spec.nodes,
                 "gres": gres,
                 "hold": spec.hold or "",
             }

@@ -1,7 +1,6 @@
 """Chooses how to reach Slurm, and says why."""
 
 import dataclasses
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -63,15 +62,7 @@ def _pyslurm(table: settings.SlurmSettings) -> slurm.SlurmPort:
     lacking = pyslurm_client.available()
     if lacking:
         raise slurm.SlurmUnavailable(lacking)
-    _need_conf(table)
     return pyslurm_client.PyslurmClient(_conf(table), cluster=table.cluster)
-
-
-def _need_conf(table: settings.SlurmSettings) -> None:
-    """Without a slurm.conf Slurm's library ends the process instead of raising."""
-    named = table.conf or os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf"
-    if not Path(named).is_file():
-        raise slurm.SlurmUnavailable(f"there is no {named}; set [slurm] conf")
 
 
 def _rest(table: settings.SlurmSettings) -> slurm.SlurmPort:
