@@ -38,3 +38,18 @@ def test_after_a_refusal_it_grows_by_one_a_round() -> None:
     assert found.size == 8
     found.answered()
     assert found.size == 9
+
+
+def test_after_a_spike_it_is_quickly_back_at_half_of_what_worked() -> None:
+    found = window.Window(32, 64)
+    for _ in range(6):
+        found.refused(found.round)
+    assert found.size == 1
+    for _ in range(15):
+        found.answered()
+    assert found.size == 16
+    for _ in range(16):
+        found.answered()
+    assert found.size == 16
+    found.answered()
+    assert found.size == 17
