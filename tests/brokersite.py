@@ -15,6 +15,7 @@ from scheduler.runtime import broker, config, guard, leadership, settings, wire
 from scheduler.runtime.registry import database, store
 from tests import fakeagent, fakeslurm
 
+Fenced = database.Fenced
 CHAT = config.ModelSettings(
     name="chat", engine=fleet.EngineKind.SIMULATED, gpus=4, seats=4, replicas=1
 )
@@ -39,6 +40,7 @@ class Site:
     """One state folder with its Slurm and agents; brokers come and go.
 
     Attributes:
+        url: the registry's; SQLite in the folder if not given.
         before: a site whose state folder was lost: its Slurm, agents and clock go on.
         agents: lease id to the agent in it; `heal` adds one to each lease that runs.
     """
@@ -49,13 +51,14 @@ class Site:
         *models: config.ModelSettings,
         options: settings.Settings | None = None,
         before: "Site | None" = None,
+        url: str = "",
     ) -> None:
         self.folder = folder
         self.clock: clock.FakeClock = before.clock if before else clock.FakeClock()
         self.slurm: fakeslurm.FakeSlurm = (
             before.slurm if before else fakeslurm.FakeSlurm(self.clock)
         )
-        self.registry = store.Registry.open(database.sqlite_url(folder))
+        self.registry = store.Registry.open(url or database.sqlite_url(folder))
         self.options = options or settings.Settings()
         self.parts = broker.Parts(
             options=self.options,

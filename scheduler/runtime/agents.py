@@ -31,7 +31,12 @@ class AgentLink(control_pb2_grpc.AgentLinkServicer):
         lease_id = ids.LeaseId(first.lease_id)
         me = object()
         gone = asyncio.Event()
-        reader = asyncio.create_task(self._read(first, request_iterator, me, gone))
+        try:
+            self._take(first, me, newest=True)  # before the loop looks whose link counts
+        except ValueError as error:
+            self._left(lease_id, me)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"report: {error}")
+        reader = asyncio.create_task(self._read(lease_id, request_iterator, me, gone))
         try:
             sent: pb.LeaseDesired | None = None
             while not gone.is_set():
@@ -48,27 +53,29 @@ class AgentLink(control_pb2_grpc.AgentLinkServicer):
         finally:
             reader.cancel()
             await asyncio.wait([reader])
-            entry = self._live.leases.get(lease_id)
-            if entry is not None and entry.connection is me:
-                entry.connection = None
-                self._live.hung_up.add(lease_id)
-                self._live.heard.ring()
+            self._left(lease_id, me)
         fault = None if reader.cancelled() else reader.exception()
         if isinstance(fault, ValueError):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"report: {fault}")
 
+    def _left(self, lease_id: ids.LeaseId, me: object) -> None:
+        entry = self._live.leases.get(lease_id)
+        if entry is not None and entry.connection is me:
+            entry.connection = None
+            self._live.hung_up.add(lease_id)
+            self._live.heard.ring()
+
     async def _read(
         self,
-        first: pb.LeaseReport,
+        lease_id: ids.LeaseId,
         rest: AsyncIterator[pb.LeaseReport],
         me: object,
         gone: asyncio.Event,
     ) -> None:
         try:
-            self._take(first, me, newest=True)
             async for report in rest:
-                if report.lease_id != first.lease_id:
-                    raise ValueError(f"this link is of lease {first.lease_id}")
+                if report.lease_id != lease_id:
+                    raise ValueError(f"this link is of lease {lease_id}")
                 self._take(report, me, newest=False)
         finally:
             gone.set()

@@ -1,0 +1,113 @@
+"""Agents that send nonsense, come twice, or speak of what is over; and a broker on PostgreSQL."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+
+from scheduler.contracts import ids
+from scheduler.contracts.v1 import control_pb2 as pb
+from scheduler.contracts.v1 import control_pb2_grpc
+from scheduler.runtime import guard
+from tests import brokersite
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> brokersite.Site:
+    return brokersite.Site(tmp_path)
+
+
+class Link:
+    """One raw agent link."""
+
+    def __init__(self, channel: aio.Channel, folder: Path) -> None:
+        stub = control_pb2_grpc.AgentLinkStub(channel)
+        self.call = stub.Connect(metadata=guard.metadata(guard.token(folder)))
+
+    async def say(self, report: pb.LeaseReport) -> None:
+        await self.call.write(report)
+
+    async def end(self) -> grpc.StatusCode:
+        """Read until the broker ends the call; return the status."""
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    if await self.call.read() is aio.EOF:
+                        break
+                except aio.AioRpcError:
+                    break
+            return await self.call.code()
+
+
+async def test_nonsense_ends_its_own_link_and_nothing_else(site: brokersite.Site) -> None:
+    async with site.lead() as leader, brokersite.channel(leader.address) as channel:
+        await site.settle(leader)
+        before = site.running()
+        ((lease_id, agent),) = site.agents.items()
+        bad = pb.LeaseReport()
+        bad.CopyFrom(agent.report)
+        bad.slots[0].state = "on fire"
+        link = Link(channel, site.folder)
+        await link.say(bad)
+        assert await link.end() is grpc.StatusCode.INVALID_ARGUMENT
+        other = Link(channel, site.folder)
+        await other.say(pb.LeaseReport(lease_id="l-unknown"))
+        await other.say(pb.LeaseReport(lease_id=lease_id))
+        assert await other.end() is grpc.StatusCode.INVALID_ARGUMENT
+        await agent.disconnect()
+        agent.connect(leader.address, guard.token(site.folder))
+        await site.settle(leader)
+        assert site.running() == before
+
+
+async def test_the_newer_of_two_links_of_a_lease_counts(site: brokersite.Site) -> None:
+    async with site.lead() as leader, brokersite.channel(leader.address) as channel:
+        await site.settle(leader)
+        ((lease_id, agent),) = site.agents.items()
+        first, second = Link(channel, site.folder), Link(channel, site.folder)
+        await first.say(agent.report)
+        assert await first.call.read() is not aio.EOF
+        await second.say(agent.report)
+        assert await first.end() is grpc.StatusCode.OK
+        entry = leader.live.leases[ids.LeaseId(lease_id)]
+        assert entry.connection is not None
+        second.call.cancel()
+        while entry.connection is not None:
+            await leader.live.heard.wait()
+
+
+async def test_what_is_over_stays_over(site: brokersite.Site) -> None:
+    async with site.lead() as leader:
+        await site.settle(leader)
+        (replica_id,) = site.running()
+        (agent,) = site.agents.values()
+        agent.kill(replica_id)
+        await site.step(leader)
+        item = agent.report.slots[0].replicas.add(replica_id=replica_id, state="serving")
+        item.spec.engine = "simulated"
+        await site.step(leader)
+        assert ids.ReplicaId(replica_id) not in leader.live.replicas
+        assert leader.view().replicas == ()
+
+
+@pytest.mark.postgres
+async def test_a_broker_on_postgres_starts_restarts_and_fences(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    site = brokersite.Site(tmp_path, url=postgres_url)
+    async with site.lead() as leader:
+        await site.settle(leader)
+        before = site.running()
+    async with site.lead() as leader:
+        await site.settle(leader)
+        assert site.running() == before
+        assert leader.live.epoch == 2
+        site.registry.lead.release(2)
+        assert site.registry.lead.take("other", site.clock.wall_us(), 60_000_000) == 3
+        (agent,) = site.agents.values()
+        agent.kill(next(iter(before)))
+        with pytest.raises(brokersite.Fenced):
+            await site.step(leader)
+    site.registry.close()
