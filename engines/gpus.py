@@ -50,6 +50,20 @@ def of_step(environment: Mapping[str, str], wanted: int) -> tuple[str, ...]:
     return found[:wanted]
 
 
+def on_node(environment: Mapping[str, str], visible: Iterable[str]) -> dict[str, str]:
+    """Return each visible GPU's name on the whole node.
+
+    Where Slurm constrains devices, every step counts its own from 0: only its list of GPUs, which is
+    in the same order, tells one step's 0 from another's. UUIDs and MIG ids mean the same everywhere.
+    """
+    names = tuple(visible)
+    for source in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+        listed = tuple(name.strip() for name in environment.get(source, "").split(",") if name)
+        if len(listed) == len(names) and all(_INDEX.fullmatch(name) for name in (*names, *listed)):
+            return dict(zip(names, listed, strict=True))
+    return {name: name for name in names}
+
+
 def choose(
     all_gpus: Iterable[str], held: Mapping[str, str], count: int, who: str
 ) -> tuple[str, ...]:
@@ -71,8 +85,3 @@ def choose(
         taken = f"; held by {holders}" if holders else ""
         raise GpuError(f"{who} needs {count} GPUs, {len(free)} of {len(names)} are free{taken}")
     return free[:count]
-
-
-def real(names: Iterable[str], *, driver_present: bool) -> bool:
-    """Whether these are GPUs that CUDA can use: named, on a machine with the driver."""
-    return driver_present and any(True for _ in names)

@@ -2,11 +2,20 @@
 
 import os
 import socket
+from pathlib import Path
 
 
 def node() -> str:
     """Return the node's name as Slurm knows it, else the host's."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def machine() -> str:
+    """Return a name that two processes share if they see each other's pids.
+
+    The host's name is not enough: a step in a container may not see its node's processes.
+    """
+    return f"{socket.gethostname()} {Path('/proc/self/ns/pid').readlink()}"
 
 
 def listen_host(wish: str) -> str:

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import signal
-import socket
 from pathlib import Path
 
 from engines import link, places, private
@@ -223,7 +222,7 @@ class Agent:
             told=self._told,
             job=self._job,
             node=self._node,
-            host_name=socket.gethostname(),
+            machine=places.machine(),
             address=address,
             token_file=self._token_file,
             launcher=self._launcher,

@@ -33,7 +33,7 @@ class Means:
         told: the agent's spec.
         job: what Slurm says of the job.
         node: this node.
-        host_name: the machine's own name, by which a slot knows whether it sees the agent's process.
+        machine: `places.machine`, by which a slot knows whether it sees the agent's process.
         address: the SlotLink server's address.
         token_file: file with its token.
         launcher: starts steps.
@@ -44,7 +44,7 @@ class Means:
     told: spec.AgentSpec
     job: spec.Job
     node: str
-    host_name: str
+    machine: str
     address: str
     token_file: Path
     launcher: ports.StepLauncher
@@ -153,7 +153,7 @@ class Slot:
             agent_address=means.address,
             agent_pid=os.getpid(),
             agent_started=processes.start_time(os.getpid()),
-            agent_node=means.host_name,
+            agent_machine=means.machine,
             token_file=str(means.token_file),
             run_dir=told.run_dir,
             log_dir=str(told.logs),

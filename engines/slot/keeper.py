@@ -41,7 +41,7 @@ class Means:
     Attributes:
         slot: the slot's spec.
         node: this node's name.
-        gpus: the slot's GPUs.
+        gpus: the slot's GPUs as CUDA names them here, and their names on the whole node.
         held: holder by GPU among the slot's replicas, as of now.
         starter: starts processes.
         session: HTTP client for control paths.
@@ -53,7 +53,7 @@ class Means:
     slot: spec.SlotSpec
     node: str
     host: str
-    gpus: tuple[str, ...]
+    gpus: Mapping[str, str]
     held: Callable[[], Mapping[str, str]]
     starter: starters.Starter
     session: aiohttp.ClientSession
@@ -168,7 +168,7 @@ class Keeper:
         means = self._means
         self.gpus = gpus.choose(means.gpus, means.held(), self._what.gpus, self.replica_id)
         me = self._holder(os.getpid())
-        means.notes.take(self.gpus, me)
+        means.notes.take(self._on_node, me)
         private.new_secret(self._secret_file)
         slot = means.slot
         record = launch.Launch(
@@ -201,8 +201,12 @@ class Keeper:
         )
         child = means.starter.start(order)
         if child.pid:
-            means.notes.take(self.gpus, self._holder(child.pid))
+            means.notes.take(self._on_node, self._holder(child.pid))
         return child
+
+    @property
+    def _on_node(self) -> tuple[str, ...]:
+        return tuple(self._means.gpus[gpu] for gpu in self.gpus)
 
     def _holder(self, pid: int) -> occupancy.Holder:
         slot = self._means.slot
@@ -234,7 +238,7 @@ class Keeper:
         if ended.done():
             return _R.LOST, self._told(f"did not start: {ended.result()}")
         if child.pid:
-            self._means.notes.take(self.gpus, self._holder(child.pid))
+            self._means.notes.take(self._on_node, self._holder(child.pid))
         if self._address:
             fault = await self._serve(ended)
             if fault is not None:
@@ -356,6 +360,6 @@ class Keeper:
         processes.kill_marked({processes.REPLICA: self.replica_id})
         for path in (self._secret_file, self._record_file):
             path.unlink(missing_ok=True)
-        self._means.notes.give_back(self.gpus, self.replica_id)
+        self._means.notes.give_back(self._on_node, self.replica_id)
         self.gpus = ()
         self._address = ""

@@ -21,7 +21,7 @@ class SlotSpec:
         agent_address: ``host:port`` of the agent's SlotLink server.
         agent_pid: the agent's process, and when it started (`processes.start_time`): on the same node
             the supervisor sees by these that it is gone.
-        agent_node: the agent's node.
+        agent_machine: `places.machine` of the agent.
         token_file: 0600 file with the token of the agent's server.
         run_dir: folder for launch records and secrets, 0700, seen by the gateways.
         log_dir: folder for the replicas' logs.
@@ -38,7 +38,7 @@ class SlotSpec:
     agent_address: str
     agent_pid: int
     agent_started: int
-    agent_node: str
+    agent_machine: str
     token_file: str
     run_dir: str
     log_dir: str

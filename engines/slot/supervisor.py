@@ -9,7 +9,6 @@ import logging
 import os
 import pathlib
 import signal
-import socket
 from collections.abc import Mapping
 
 import aiohttp
@@ -177,7 +176,7 @@ class Supervisor:
             slot=self._spec,
             node=self._node,
             host=places.listen_host(self._options.host),
-            gpus=self._gpus,
+            gpus=gpus.on_node(os.environ, self._gpus),
             held=self._held,
             starter=begin,
             session=session,
@@ -204,7 +203,7 @@ class Supervisor:
     async def _watch_agent(self) -> None:
         """Leave when the agent is gone: at once where its process is seen, after a while elsewhere."""
         told = self._spec
-        here = told.agent_node == socket.gethostname()
+        here = told.agent_machine == places.machine()
         loop = asyncio.get_running_loop()
         while True:
             gone = here and not processes.alive(told.agent_pid, told.agent_started)

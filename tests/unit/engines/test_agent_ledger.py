@@ -127,7 +127,7 @@ def test_specs_survive_their_files_and_name_their_faults(tmp_path: Path) -> None
         agent_address="127.0.0.1:1",
         agent_pid=2,
         agent_started=3,
-        agent_node="n1",
+        agent_machine="n1",
         token_file="/t",
         run_dir="/r",
         log_dir="/l",

@@ -43,6 +43,13 @@ def test_a_step_gets_what_it_was_promised_or_says_so() -> None:
         gpus.of_step({"CUDA_VISIBLE_DEVICES": "7"}, 2)
 
 
+def test_where_steps_count_from_zero_the_nodes_own_names_are_used() -> None:
+    assert gpus.on_node({"SLURM_STEP_GPUS": "2,3"}, ("0", "1")) == {"0": "2", "1": "3"}
+    assert gpus.on_node({"SLURM_JOB_GPUS": "2,3"}, ("0",)) == {"0": "0"}
+    assert gpus.on_node({"SLURM_STEP_GPUS": "2"}, ("MIG-a",)) == {"MIG-a": "MIG-a"}
+    assert gpus.on_node({}, ()) == {}
+
+
 def test_choosing_names_the_holders() -> None:
     assert gpus.choose(("0", "1", "2"), {"1": "r-1"}, 2, "r-2") == ("0", "2")
     with pytest.raises(gpus.GpuError, match="r-2 needs 3 GPUs, 2 of 3 are free; held by r-1"):

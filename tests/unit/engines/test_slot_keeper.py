@@ -100,7 +100,7 @@ async def play(
         agent_address="",
         agent_pid=0,
         agent_started=0,
-        agent_node="",
+        agent_machine="",
         token_file="",
         run_dir=str(private.folder(folder / "run")),
         log_dir=str(folder),
@@ -119,7 +119,7 @@ async def play(
             slot=told,
             node="n1",
             host="127.0.0.1",
-            gpus=("0", "1"),
+            gpus={"0": "6", "1": "7"},
             held=dict,
             starter=starter,
             session=session,
@@ -179,6 +179,7 @@ async def test_start_serve_drain_stop_leaves_nothing(tmp_path: Path) -> None:
         child = await at.starter.child
         assert child.order.extra_env["CUDA_VISIBLE_DEVICES"] == "0,1"
         assert at.one.report().state == "starting"
+        assert sorted(note.name for note in (tmp_path / "gpus" / "n1").glob("[0-9]")) == ["6", "7"]
         secret_file = Path(at.one.report().secret_file)
         async with listening(child):
             report = await at.until(lambda r: r.state == "serving" and r.stats.seats == 4)
@@ -195,7 +196,7 @@ async def test_start_serve_drain_stop_leaves_nothing(tmp_path: Path) -> None:
         assert (report.state, report.address, at.one.gpus) == ("stopped", "", ())
         assert child.signals[0] == signal.SIGTERM
         assert not secret_file.exists()
-        assert list((tmp_path / "gpus" / "n1").glob("[01]")) == []
+        assert list((tmp_path / "gpus" / "n1").glob("[0-9]")) == []
         at.one.want(WISH)
         assert at.one.final
 
