@@ -29,6 +29,10 @@ def prepare() -> None:
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    # As many threads as the slot has CPUs. Left to itself OpenMP takes one for each core of the node,
+    # and replicas that share cores then wait in barriers for threads that are not running.
+    os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     check_version(importlib.metadata.version("vllm"))
 
 
