@@ -1,0 +1,46 @@
+"""The same installation on the embedded Slurm: no cluster, no root, the same promises."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.whole import batches, clients, running, waiting
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[running.Running]:
+    """An installation on the embedded Slurm."""
+    slurm = {"client": "embedded", "embedded_kill_wait_s": 5.0}
+    made = running.Running(tmp_path_factory.mktemp("laptop"), slurm)
+    try:
+        yield made
+    finally:
+        made.down()
+
+
+def test_answers_and_a_batch_job(laptop: running.Running) -> None:
+    laptop.up()
+    key = laptop.key
+    job = batches.Job.submit(laptop, key, 30, 20)
+    stream = clients.Stream(laptop, key, 10).begun().ended()
+    assert stream.whole
+    leaver = clients.Stream(laptop, key, 600, leave_after=5).begun().ended()
+    job.finished()
+    laptop.settled()
+    outcomes = [laptop.attempts_of(each.request_id) for each in (stream, leaver)]
+    assert [[row["outcome"] for row in rows] for rows in outcomes] == [["ok"], ["client_gone"]]
+    queue = laptop.command("fqueue", "-t", "all", "-h", "-o", "%i %t", key=key)
+    assert queue.out.split() == [str(job.job_id), "CD"]
+    books = laptop.command("facct", "-P", "-n", "-j", str(job.job_id), key=key)
+    assert books.code == 0, books.err
+
+
+def test_nothing_is_left(laptop: running.Running) -> None:
+    laptop.up()
+    assert len(laptop.slurm_jobs()) == running.REPLICAS
+    assert laptop.down() == 128 + signal.SIGINT
+    waiting.eventually(lambda: laptop.processes() == [], "the last process to end", 10)
+    assert "Traceback" not in laptop.log()
