@@ -5,6 +5,7 @@ limits, preemption by partition, accounting of runs. Jobs belong to the folder a
 that opened it: a broker that restarts finds them running.
 """
 
+import contextlib
 import getpass
 import logging
 import os
@@ -32,6 +33,8 @@ _POLL_S = 0.1
 _KEPT = 1000  # ended jobs that are remembered, so that the file stays small
 VERSION = "embedded-1"
 Shape = embedded_schedule.Shape
+# Runners that this process started and must reap; they outlive the client that started them.
+_runners: list["subprocess.Popen[bytes]"] = []
 
 
 class EmbeddedClient:
@@ -61,7 +64,6 @@ class EmbeddedClient:
         self.kill_wait_s = kill_wait_s
         self._clock = clock or clocks.SystemClock()
         self._store = embedded_store.Store(folder.absolute())
-        self._children: list[subprocess.Popen[bytes]] = []
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="embedded-slurm", daemon=True)
         self._thread.start()
@@ -85,6 +87,10 @@ class EmbeddedClient:
                 self._kill(record)
         self._tick()
         self.close()
+        end = time.monotonic() + 2
+        while _runners and time.monotonic() < end:  # they leave right after their last word
+            _reap()
+            time.sleep(_POLL_S / 10)
 
     def versions(self) -> slurm.Versions:
         """Return this module's own version for both sides."""
@@ -108,7 +114,7 @@ class EmbeddedClient:
                 submitted_us=self._clock.wall_us(),
                 reason="None",
             )
-            _forget(state)
+            state.forget(_KEPT)
         self._tick()
         return slurm.Submitted(ids.SlurmJobId(job_id), self.cluster)
 
@@ -231,9 +237,7 @@ class EmbeddedClient:
 
     def _tick(self) -> bool:
         """Take note of what ended, enforce limits, start what fits; return whether jobs run."""
-        for child in list(self._children):
-            if child.poll() is not None:
-                self._children.remove(child)
+        _reap()
         with self._store.change() as state:
             for record in state.running():
                 self._look_after(record)
@@ -281,7 +285,7 @@ class EmbeddedClient:
             {
                 "script": str(script),
                 "directory": record.spec.directory,
-                "output": _output(record),
+                "output": embedded_store.output_file(record),
                 "environment": self._environment(record),
                 "kill_wait_s": self.kill_wait_s,
             },
@@ -295,7 +299,7 @@ class EmbeddedClient:
                 env={"PATH": sbatch.DEFAULT_PATH},
                 start_new_session=True,
             )
-        self._children.append(child)
+        _runners.append(child)
         record.runner_pid = child.pid
         record.runner_start = embedded_runner.start_time(child.pid)
         record.started_us = self._clock.wall_us()
@@ -378,17 +382,8 @@ class EmbeddedClient:
         )
 
 
-def _output(record: embedded_store.Record) -> str:
-    text = record.spec.output
-    for mark, value in (
-        ("%j", record.job_id), ("%A", record.job_id), ("%x", record.spec.name),
-        ("%u", record.user), ("%N", next(iter(record.gpus))),
-    ):  # fmt: skip
-        text = text.replace(mark, value)
-    return str(Path(record.spec.directory, text))
-
-
-def _forget(state: embedded_store.State) -> None:
-    ended = [key for key, record in state.jobs.items() if record.state.final]
-    for key in ended[: max(0, len(ended) - _KEPT)]:
-        del state.jobs[key]
+def _reap() -> None:
+    for runner in list(_runners):
+        if runner.poll() is not None:
+            with contextlib.suppress(ValueError):  # another thread was faster
+                _runners.remove(runner)

@@ -153,7 +153,10 @@ def _victims(
     staying = [job for job in running if not job.why]
     lower = [job for job in staying if _tier((job.partition,), shape) > tier]
     victims: list[str] = []
-    for victim in [None, *sorted(lower, key=lambda job: job.started_us, reverse=True)]:
+    for victim in [
+        None,
+        *sorted(lower, key=lambda job: (job.started_us, int(job.job_id)), reverse=True),
+    ]:
         if victim is not None:
             staying.remove(victim)
             victims.append(victim.job_id)

@@ -56,6 +56,23 @@ class State:
         """Return the jobs that hold GPUs."""
         return [r for r in self.jobs.values() if r.started_us and not r.state.final]
 
+    def forget(self, kept: int) -> None:
+        """Drop the oldest ended jobs beyond ``kept``."""
+        ended = [key for key, record in self.jobs.items() if record.state.final]
+        for key in ended[: max(0, len(ended) - kept)]:
+            del self.jobs[key]
+
+
+def output_file(record: Record) -> str:
+    """Return the file that a started job writes to, patterns filled in."""
+    text = record.spec.output
+    for mark, value in (
+        ("%j", record.job_id), ("%A", record.job_id), ("%x", record.spec.name),
+        ("%u", record.user), ("%N", next(iter(record.gpus))),
+    ):  # fmt: skip
+        text = text.replace(mark, value)
+    return str(Path(record.spec.directory, text))
+
 
 class Store:
     """The file, its lock, and the jobs' folders."""
