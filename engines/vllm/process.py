@@ -18,6 +18,9 @@ _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     # Replicas share the node's cores: threads pinned to cores would all sit on the first ones.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # For the same reason one thread each: two spinning at a barrier on busy cores made a 2 ms step last
+    # up to 250. A replica with cores of its own gets its number from the site's environment.
+    "OMP_NUM_THREADS": "1",
 }
 
 
