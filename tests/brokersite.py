@@ -103,14 +103,14 @@ class Site:
 
     async def heard(self, leader: broker.Leader) -> None:
         """Return when each agent has read what its lease should hold, and has been heard since."""
-        now = self.clock.monotonic()
         for lease_id, agent in self.agents.items():
             entry = leader.live.leases.get(ids.LeaseId(lease_id))
             if entry is None or agent.ended or not agent.connected:
                 continue
+            before = agent.report.at_us
             agent.say()
             async with asyncio.timeout(10):
-                while entry.seen != now or entry.acked < entry.revision:
+                while entry.reported_us <= before or entry.acked < entry.revision:
                     await leader.live.heard.wait()
 
     async def heal(self, leader: broker.Leader) -> None:

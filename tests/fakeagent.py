@@ -102,6 +102,7 @@ class FakeAgent:
     async def _reports(self) -> AsyncIterator[pb.LeaseReport]:
         while True:
             self._wake.clear()
+            self.report.at_us += 1  # counts reports
             yield self.report
             await self._wake.wait()
 

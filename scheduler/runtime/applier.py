@@ -10,10 +10,12 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from sqlalchemy import exc
+
 from scheduler.contracts import clock, fleet, ids, slurm
 from scheduler.core import actions, plan, replicas, snapshot
 from scheduler.runtime import entries, lease_acts, live, settings, writer
-from scheduler.runtime.registry import store
+from scheduler.runtime.registry import database, store
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +112,14 @@ class Applier:
     async def settle(self) -> None:
         """Wait until every call to Slurm that was begun has ended."""
         await self._leases.settle()
+
+    async def close(self, seconds: float) -> None:
+        """Give calls to Slurm so long to end, and write down what came of them."""
+        await self._leases.close(seconds)
+        try:
+            await self.flush()
+        except (database.Fenced, exc.SQLAlchemyError) as error:
+            log.warning("not written down at the end, the next leader finds out: %s", error)
 
     async def _start_replica(self, action: actions.StartReplica) -> None:
         entry = self._writes.lease(action.lease_id)

@@ -111,7 +111,7 @@ class Leader:
     async def stop(self) -> None:
         """End every link; leases, replicas and streams go on without us."""
         await self.poller.close()
-        await self.applier.settle()
+        await self.applier.close(STOP_S)
         if self._server is not None:
             await self._server.stop(STOP_S)
 

@@ -30,7 +30,13 @@ class Bell:
 
 @dataclasses.dataclass(slots=True)
 class LeaseEntry:
-    """A lease, and what is known of its agent; see `snapshot.HeldLease`."""
+    """A lease, and what is known of its agent; see `snapshot.HeldLease`.
+
+    Attributes:
+        seen: monotonic seconds of the agent's last report; `reported_us` is that report's own time.
+        acked: newest revision of this leader that the agent has read, -1 if none.
+        connection: the link that counts; a newer one takes its place.
+    """
 
     lease: fleet.Lease
     since: float
@@ -40,6 +46,7 @@ class LeaseEntry:
     absent_polls: int = 0
     submitting: bool = False
     seen: float | None = None
+    reported_us: int = 0
     acked: int = -1
     leaving: str = ""
     strangers: tuple[snapshot.Stranger, ...] = ()

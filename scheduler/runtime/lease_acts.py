@@ -7,7 +7,8 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from concurrent import futures
+from typing import Any, TypeVar
 
 from scheduler.contracts import clock, fleet, ids, slurm
 from scheduler.core import actions, backoff, replicas
@@ -15,6 +16,8 @@ from scheduler.runtime import entries, live, settings, writer
 
 log = logging.getLogger(__name__)
 LeaseRenderer = Callable[[fleet.Lease], slurm.JobSpec]
+T = TypeVar("T")
+SLURM_THREADS = 4
 LEASE_PAUSES = 12  # the longest pause between asks is so many times the first
 
 
@@ -37,6 +40,16 @@ class LeaseActs:
         self._options = options
         self._time = time
         self._tasks: set[asyncio.Task[None]] = set()
+        # Own threads: a controller that hangs must not take those that write the registry.
+        self._threads = futures.ThreadPoolExecutor(SLURM_THREADS, "slurm")
+
+    async def close(self, seconds: float) -> None:
+        """Give calls to Slurm so long to end; a submission cut short is found by its stamp."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=seconds)
+        for task in set(self._tasks):
+            task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def settle(self) -> None:
         """Wait until every call to Slurm that was begun has ended."""
@@ -70,7 +83,7 @@ class LeaseActs:
         """Submit a lease's job; what came of it is written to the lease."""
         try:
             spec = self._renderer(lease)
-            sent = await asyncio.to_thread(self._port.submit, spec)
+            sent = await self._call(lambda: self._port.submit(spec))
         except (slurm.SubmitUncertain, slurm.SlurmTimeout, slurm.SlurmGarbled) as error:
             # It may be in Slurm's queue: the planner finds it by its stamp, or gives it up.
             log.warning("lease %s: submission uncertain: %s", lease.lease_id, error)
@@ -194,9 +207,12 @@ class LeaseActs:
 
     async def _cancel(self, job_id: ids.SlurmJobId) -> None:
         try:
-            await asyncio.to_thread(self._port.cancel, job_id)
+            await self._call(lambda: self._port.cancel(job_id))
         except slurm.SlurmError as error:
             log.warning("job %s: cancel failed, asked again later: %s", job_id, error)
+
+    async def _call(self, ask: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -124,6 +124,7 @@ class Live:
         if entry.seen is None:
             self.lease_pause = backoff.Failures()  # leases do come up
         entry.seen = now
+        entry.reported_us = report.at_us
         # A revision counts only if it is of this leader: the ones before began elsewhere.
         entry.acked = report.revision if report.epoch == self.epoch else -1
         entry.leaving = report.closing
@@ -340,6 +341,8 @@ class Live:
             self.failures.pop(key, None)
         if not replicas.replica_final(after.state) or not known.run:
             return
+        if self.leases[known.replica.lease_id].leaving:
+            return  # the lease ends, and what was in it with it: no fault of the model
         started = known.replica.state not in {
             fleet.ReplicaState.STARTING,
             fleet.ReplicaState.WARM,

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from concurrent import futures
 
 from scheduler.contracts import clock, fleet, ids, slurm
 from scheduler.core import snapshot
@@ -27,6 +28,8 @@ class Poller:
         self._every_s = every_s
         self._due = float("-inf")
         self._running: asyncio.Task[None] | None = None
+        # Its own thread: a controller that hangs must not take those that write the registry.
+        self._thread = futures.ThreadPoolExecutor(1, "slurm-poll")
         self.error = ""
 
     def kick(self) -> None:
@@ -45,7 +48,8 @@ class Poller:
         began = self._time.monotonic()
         self._due = began + (min(HURRY_S, self._every_s) if self._hurry() else self._every_s)
         try:
-            jobs, nodes = await asyncio.to_thread(self._ask)
+            here = asyncio.get_running_loop()
+            jobs, nodes = await here.run_in_executor(self._thread, self._ask)
         except slurm.SlurmError as error:
             if not self.error:
                 log.warning("Slurm does not answer, leases are left as they are: %s", error)
@@ -58,9 +62,11 @@ class Poller:
         self._live.absorb_poll(jobs, nodes, began)
 
     async def close(self) -> None:
-        """Wait for the poll under way, if there is one."""
+        """Leave the poll under way, if there is one."""
         if self._running is not None:
+            self._running.cancel()
             await asyncio.wait([self._running])
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _ask(self) -> tuple[tuple[slurm.Job, ...], tuple[slurm.Node, ...]]:
         return self._port.jobs(), self._port.nodes()

@@ -1,6 +1,8 @@
 """The broker end to end: Slurm, agents, registry and gateways, with time in the test's hand."""
 
+import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -364,3 +366,45 @@ async def test_a_slot_that_can_not_start_counts_as_a_failed_start(site: brokersi
         assert "GPU 0 is held by pid 7" in deployment.quarantine_reason
         rows = site.registry.holdings.replica_rows()
         assert len(rows) == 3
+
+
+async def test_a_preempted_lease_is_no_fault_of_the_model(site: brokersite.Site) -> None:
+    site.slow_slots = True
+    async with site.lead() as leader:
+        for _ in range(4):
+            for agent in site.agents.values():
+                agent.report.closing = "sigterm"
+                agent.lose_slots("sigterm")
+            await site.step(leader, 1.0)
+            for agent in site.agents.values():
+                if agent.report.closing and not agent.ended:
+                    agent.ended = True
+                    site.slurm.end(agent.report.slurm_job_id, port.JobState.PREEMPTED)
+            await site.step(leader, 2.1)
+            await site.settle(leader)
+        assert len(site.agents) > 3
+        assert leader.live.failures == {}
+        assert leader.live.deployments[0].quarantined_until_us == 0
+
+
+async def test_a_controller_that_hangs_delays_no_tick(site: brokersite.Site) -> None:
+    async with site.lead() as leader:
+        await site.settle(leader)
+        hang = threading.Event()
+
+        def jobs() -> tuple[port.Job, ...]:
+            hang.wait()
+            return ()
+
+        with mock.patch.object(site.slurm, "jobs", jobs):
+            await site.clock.advance(2.1)
+            made = await leader.tick()  # begins a poll that does not end
+            assert made.actions == ()
+            (agent,) = site.agents.values()
+            agent.kill(next(iter(site.running())))
+            await site.heard(leader)
+            await leader.tick()
+            await site.clock.advance(1.1)
+            made = await leader.tick()
+            assert [type(action).__name__ for action in made.actions] == ["StartReplica"]
+            hang.set()
