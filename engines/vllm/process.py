@@ -18,9 +18,6 @@ _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     # Replicas share the node's cores: threads pinned to cores would all sit on the first ones.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # For the same reason one thread each: two spinning at a barrier on busy cores made a 2 ms step last
-    # up to 250. A replica with cores of its own gets its number from the site's environment.
-    "OMP_NUM_THREADS": "1",
 }
 
 
@@ -32,8 +29,8 @@ def prepare() -> None:
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # As many threads as the slot has CPUs. Left to itself OpenMP takes one for each core of the node,
-    # and replicas that share cores then wait in barriers for threads that are not running.
+    # As many threads as the slot has CPUs. Left to itself OpenMP takes one for each core of the node:
+    # two spinning at a barrier on busy cores made a 2 ms step last up to 250.
     os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     check_version(importlib.metadata.version("vllm"))

@@ -11,6 +11,7 @@ from rich import console, table
 from forebay.demo import load
 
 RECLAIM_AT_MOST_S = 5.0
+_SHOWN = 14  # lines of a report in the demo
 
 
 @dataclasses.dataclass
@@ -118,7 +119,10 @@ class Outcome:
         out.print(grid)
         for command, text in self.reports:
             out.print(f"\n$ {command}", markup=False, style="bold")
-            out.print(text.rstrip("\n"), markup=False, soft_wrap=True)
+            lines = text.rstrip("\n").splitlines()
+            out.print("\n".join(lines[:_SHOWN]), markup=False, soft_wrap=True)
+            if len(lines) > _SHOWN:
+                out.print(f"… {len(lines) - _SHOWN} more lines", style="dim")
 
     def _rows(self) -> list[tuple[str, str]]:
         phases = ((name, self.ttft_ms.get(name, {})) for name in ("before", "during", "after"))

@@ -65,7 +65,8 @@ class Show:
 
     def line(self, text: str) -> None:
         """Print a line with the seconds since the start."""
-        self.console.print(f"[{time.monotonic() - self._start:6.1f} s] {text}", markup=False)
+        stamp = f"[{time.monotonic() - self._start:6.1f} s]"
+        self.console.print(f"{stamp} {text}", markup=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def bar(self, text: str, total: int) -> "Iterator[Any]":
@@ -344,7 +345,7 @@ class Demo:
         admin = {"FOREBAY_API_KEY": self._admin_key()}
         self._env |= admin
         wanted = (
-            ("facct", "-X", "-S", "now-1hour"),
+            ("facct", "-X", "-S", "today", "-A", f"{site.BATCH_TEAM},{site.USERS_TEAM}"),
             ("freport", "team", "-S", "today", "-T", "gpu,tokens"),
             ("freport", "reconcile", "-S", "today"),
         )

@@ -102,7 +102,7 @@ async def prepared(say: Callable[[str], None]) -> AsyncIterator[Site]:
         door = {"munge_socket": str(cluster.munge_socket)}
         env = {**cluster.env(), "FOREBAY_MUNGE_SOCKET": str(cluster.munge_socket)}
         file = _write(folder, python, model, table, door)
-        yield Site(folder, file, f"{cluster.version} ({cluster.cluster})", env, munge=True)
+        yield Site(folder, file, cluster.version, env, munge=True)
     finally:
         await asyncio.to_thread(devcluster.down, folder / "slurm", purge=True)
 
