@@ -61,7 +61,7 @@ def _text_jobs(row: Mapping[str, str], cluster: str) -> Iterator[slurm.Job]:
             cluster=cluster,
             name=row["name"],
             user=row["user"],
-            account=row["account"],
+            account="" if row["account"] == "(null)" else row["account"],
             partition=row["partition"],
             state=reading.state,
             reason=row["reason"],
