@@ -127,7 +127,8 @@ _NO_ANSWER = ("unable to contact", "connection refused", "socket timed out", "co
               "unable to connect", "communications shutdown", "no route to host",
               "controller is in standby", "problem talking to the database", "unexpected message",
               "database is busy", "failed to open slurmdbd", "slurmdbd: connection",
-              "persistent connection", "failed while looking for jobs", "protocol authentication error")  # fmt: skip
+              "persistent connection", "failed while looking for jobs",
+              "protocol authentication error")  # fmt: skip
 _NO_ACCOUNTING = ("accounting storage is disabled", "accounting storage isn't enabled",
                   "no slurmdbd", "slurm accounting is not enabled", "only works with slurmdbd",
                   "supported accounting_storage plugin",

@@ -50,8 +50,17 @@ def connect(table: settings.SlurmSettings, state_dir: Path) -> Choice:
         except slurm.SlurmError as error:
             refused.append(f"no {name} ({error})")
             continue
+        if name == "pyslurm" and _release(found.client) != _release(found.controller):
+            # Slurm's library and its Python face pass structures by layout: another release can crash.
+            refused.append(f"no pyslurm ({found.client} is not for Slurm {found.controller})")
+            continue
         return Choice(port, "; ".join([f"{name}: it answers, Slurm {found.controller}", *refused]))
     return Choice(makers["embedded"](), "; ".join(["embedded: no Slurm here", *refused]))
+
+
+def _release(version: str) -> tuple[str, ...]:
+    """Return year and month of a version: what must match between Slurm and pyslurm."""
+    return tuple(version.split(".")[:2])
 
 
 def _conf(table: settings.SlurmSettings) -> Path | None:

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from scheduler.contracts import slurm
-from slurm_plugins import children, embedded, select, settings, steps
+from slurm_plugins import children, embedded, pyslurm_client, select, settings, steps
 
 
 async def _echo(request: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
@@ -117,6 +117,25 @@ def test_without_slurm_the_embedded_one_is_chosen_and_says_why(
     for name in ("pyslurm", "slurmrestd", "cli"):
         assert f"no {name} (" in choice.reason
     assert choice.reason.startswith("embedded: no Slurm here")
+
+
+@pytest.mark.parametrize(("controller", "chosen"), [("25.11.4", True), ("26.05.5", False)])
+def test_pyslurm_is_preferred_where_its_release_matches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controller: str, chosen: bool
+) -> None:
+    _no_slurm(monkeypatch, tmp_path)
+    shape = embedded.Shape(nodes=1)
+    port = embedded.EmbeddedClient(tmp_path / "stand-in", shape=shape)
+    versions = slurm.Versions(client="25.11.2", controller=controller)
+    monkeypatch.setattr(port, "versions", lambda: versions)
+    monkeypatch.setattr(pyslurm_client, "available", lambda: "")
+    monkeypatch.setattr(pyslurm_client, "PyslurmClient", lambda conf, cluster: port)
+    choice = select.connect(settings.SlurmSettings(), tmp_path)
+    assert (choice.port is port) == chosen
+    assert ("25.11.2 is not for Slurm 26.05.5" in choice.reason) == (not chosen)
+    port.shutdown()
+    if isinstance(choice.port, embedded.EmbeddedClient):
+        choice.port.shutdown()
 
 
 def test_a_client_asked_for_by_name_must_work(
