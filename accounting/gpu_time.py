@@ -10,6 +10,15 @@ from collections.abc import Iterable
 from scheduler.contracts import ids, slurm, usage
 
 SHARE_ALLOWED = 50  # one part in 50: 2 %
+# Ends of a job from outside: sacct's End is the moment of the order, not of the last process.
+_TOLD_TO_END = frozenset(
+    {
+        slurm.JobState.CANCELLED,
+        slurm.JobState.PREEMPTED,
+        slurm.JobState.TIMEOUT,
+        slurm.JobState.DEADLINE,
+    }
+)
 _SECOND_US = 1_000_000
 
 
@@ -45,6 +54,8 @@ class Compared:
     Attributes:
         sacct_us: GPU-µs by `sacct -D`, None where it can't say.
         allowed_us: how far apart they may be: 2 % or one second for each GPU, the larger.
+        late_us: GPU-µs of `forebay_us` after Slurm had stopped its count. It does so when it tells a
+            job to end; the GPUs are held until the job has left. Added to Slurm's figure to compare.
         agrees: None where there is nothing to compare, or the job still runs.
         note: why not, or "".
     """
@@ -55,6 +66,7 @@ class Compared:
     forebay_us: int
     sacct_us: int | None = None
     allowed_us: int = 0
+    late_us: int = 0
     agrees: bool | None = None
     note: str = ""
 
@@ -129,12 +141,18 @@ def reconcile(port: slurm.SlurmPort, leases: Iterable[LeaseTime]) -> list[Compar
                 off = note
             answers.append(dataclasses.replace(ours, note=note))
         else:
-            answers.append(compare(ours, runs))
+            answers.append(compare(ours, runs, lease.last_us))
     return answers
 
 
-def compare(ours: Compared, runs: Iterable[slurm.JobRun]) -> Compared:
-    """Return the comparison of one lease with the runs that Slurm recorded for its job."""
+def compare(ours: Compared, runs: Iterable[slurm.JobRun], last_us: int) -> Compared:
+    """Return the comparison of one lease with the runs that Slurm recorded for its job.
+
+    Args:
+        ours: our side.
+        runs: Slurm's.
+        last_us: until when our side counts, UTC µs.
+    """
     known = list(runs)
     total, silent = 0, 0
     for run in known:
@@ -147,10 +165,16 @@ def compare(ours: Compared, runs: Iterable[slurm.JobRun]) -> Compared:
         return dataclasses.replace(ours, note=f"unreconciled: {why}")
     allowed = max(total // SHARE_ALLOWED, ours.gpus * _SECOND_US)
     running = any(run.ended_us == 0 for run in known)
+    last = max(known, key=lambda run: run.ended_us)
+    late = 0
+    if not running and last.state in _TOLD_TO_END:
+        late = ours.gpus * max(0, last_us - last.ended_us)
+    note = f"held {late / ours.gpus / _SECOND_US:.1f} s after Slurm ended it" if late else ""
     return dataclasses.replace(
         ours,
         sacct_us=total,
         allowed_us=allowed,
-        agrees=None if running else abs(total - ours.forebay_us) <= allowed,
-        note="still running" if running else "",
+        late_us=late,
+        agrees=None if running else abs(total + late - ours.forebay_us) <= allowed,
+        note="still running" if running else note,
     )

@@ -1,5 +1,7 @@
 """GPU-seconds of a lease over all its runs, and Slurm's figure beside them."""
 
+import dataclasses
+
 import pytest
 
 from accounting import gpu_time
@@ -69,6 +71,14 @@ def test_or_a_second_for_each_gpu(seconds: float, agrees: bool) -> None:
 def test_a_running_job_is_shown_and_not_judged() -> None:
     answer = compared(Books([run(10, ended=False)]))
     assert (answer.agrees, answer.sacct_us, answer.note) == (None, 40 * SECOND, "still running")
+
+
+def test_the_teardown_of_a_cancelled_job_is_held_and_not_in_slurms_count() -> None:
+    cancelled = dataclasses.replace(run(100), state=slurm.JobState.CANCELLED)
+    answer = compared(Books([cancelled]), seconds=112)
+    assert (answer.agrees, answer.late_us) == (True, 4 * 12 * SECOND)
+    assert answer.note == "held 12.0 s after Slurm ended it"
+    assert compared(Books([run(100)]), seconds=112).agrees is False  # it ended by itself
 
 
 def test_where_slurm_does_not_know_the_lease_is_unreconciled() -> None:
