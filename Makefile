@@ -2,6 +2,9 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PY := .venv/bin/python -P
+# The plugins are commands of the environment, which protoc looks for in PATH.
+protoc = PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m grpc_tools.protoc -I. --python_out=$(1) --grpc_python_out=$(1) \
+	--mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) scheduler/contracts/v1/*.proto
 SHELL_FILES = $(shell git ls-files '*.sh' '.ci/*' | grep -v '\.py$$')
 
 .PHONY: docs help demo up test test-unit test-pyslurm check proto format clean setup setup-demo
@@ -44,13 +47,11 @@ check: setup ## what CI checks besides the tests
 
 .PHONY: proto-current
 proto-current: ## the generated code is what the .proto files say
-	@d=$$(mktemp -d) && trap 'rm -rf "$$d"' EXIT && \
-	$(PY) -m grpc_tools.protoc -I. --python_out="$$d" --grpc_python_out="$$d" --mypy_out="$$d" --mypy_grpc_out="$$d" \
-	  scheduler/contracts/v1/*.proto 2>/dev/null && \
+	@d=$$(mktemp -d) && trap 'rm -rf "$$d"' EXIT && $(call protoc,"$$d") && \
 	for f in "$$d"/scheduler/contracts/v1/*; do cmp "$$f" "scheduler/contracts/v1/$$(basename "$$f")" || exit 1; done
 
 proto: ## generate the protocol code again
-	$(PY) -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. scheduler/contracts/v1/*.proto
+	$(call protoc,.)
 
 docs: ## write docs/forebay.toml from the settings' own declarations
 	$(PY) -m forebay config example > docs/forebay.toml
