@@ -122,7 +122,7 @@ class Attempts:
     async def _serve(self, call: "_Call", seat: gate.Seat, identity: usage.Identity) -> None:
         tap = self._engine.tap(seat.key)
         tap.band = requests.Tier(identity.tier).band
-        reply = response.Response(call.send, tap, framed=call.wants_frames)
+        reply = response.Response(call.send, tap, framed=call.wants_frames, request=call.body)
         ended = Ended(usage.Outcome.ERROR, reason="the server stopped")
         try:
             ended = await self._run(call, seat, reply)

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette import types
 
-from engines.replica import answers, engine, sse
+from engines.replica import answers, engine, sse, strict
 from scheduler.contracts import errors, frames
 
 FRAMES_HEADERS = [
@@ -30,11 +30,16 @@ class Response:
         send: the server's send.
         tap: the request's tap.
         framed: frames, or plain.
+        request: the request's body; only one that asks for log probabilities can hold impossible ones.
     """
 
-    def __init__(self, send: types.Send, tap: engine.Tap, *, framed: bool) -> None:
+    def __init__(
+        self, send: types.Send, tap: engine.Tap, *, framed: bool, request: bytes = b""
+    ) -> None:
         self._send = send
         self._tap = tap
+        self._request = request
+        self._logprobs = b"logprobs" in request
         self._framed = framed
         self._headers: list[tuple[bytes, bytes]] = []
         self._begun = False  # the reader has got a status
@@ -96,7 +101,7 @@ class Response:
                 if reading.done:
                     self._done_event = event
                 else:
-                    ready.append(event)
+                    ready.append(strict.event(event) if self._logprobs else event)
         except ValueError as error:
             self._error = self._lost(str(error))
         if ready:
@@ -149,11 +154,18 @@ class Response:
         if self._streaming:
             return None if self._done_event else self._lost("the stream ended before its end")
         try:
-            reading = sse.read_json(json.loads(bytes(self._body)))
+            value = json.loads(self._body)
         except ValueError:
             return self._lost("the answer is not JSON")
+        reading = sse.read_json(value)
         self._finished.update(reading.finished)
-        return self._fault(reading)
+        fault = self._fault(reading)
+        if fault is None:
+            try:
+                self._body[:] = strict.whole(bytes(self._body), value, self._request)
+            except strict.Unusable as error:
+                return self.counted(errors.BadRequest.code, str(error), errors.BadRequest.status)
+        return fault
 
     async def close(self, error: frames.Error | None) -> None:
         """Send the end: the kept last bytes and END, or ``error``."""

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
+import json
 import os
 import statistics
 import time as timing
@@ -20,7 +21,7 @@ from typing import Any, NoReturn
 import tokenizers
 import torch._dynamo
 import vllm.exceptions
-from starlette import types
+from starlette import responses, types
 from tokenizers import decoders
 from vllm import platforms, sampling_params
 from vllm.engine import arg_utils
@@ -38,7 +39,6 @@ from engines.vllm import arguments, calls, ledger
 from scheduler.contracts import clock, fleet
 
 _BAD_REQUEST = (vllm.exceptions.VLLMClientError, vllm.exceptions.GracefulHTTPError)
-
 
 _CPU_KV_BYTES = 256 * 1024 * 1024
 # What a replica on CPUs imports late; loaded before the fork instead, it costs each replica nothing.
@@ -305,6 +305,20 @@ def _name_adapters(models: Any, spec: fleet.ReplicaSpec) -> None:
     models.lora_requests = _Adapters(models.lora_requests, names)
 
 
+class _AnyNumbers(responses.JSONResponse):
+    """JSON that may hold NaN: the replica's stack puts null there, vLLM's own class fails every input."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the bytes."""
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _let_nan_pass(state: Any) -> None:
+    for serving in vars(state)["_state"].values():
+        if hasattr(serving, "json_response_cls"):
+            serving.json_response_cls = _AnyNumbers
+
+
 def _bound_cache(args: argparse.Namespace, spec: fleet.ReplicaSpec) -> None:
     """Give a replica on CPUs a modest KV cache if the spec says nothing.
 
@@ -374,6 +388,7 @@ async def open_engine(
         app = launchers_app.build_app(args, tasks, llm.model_config)
         await app_state.init_app_state(llm, app.state, args, tasks)
         _name_adapters(app.state.openai_serving_models, record.spec)
+        _let_nan_pass(app.state)
         reporter.phase("load", round(timing.monotonic() - began, 3))
         yield VllmEngine(llm, app, taps, log)
     finally:

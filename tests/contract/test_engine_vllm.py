@@ -5,6 +5,9 @@ Every test runs on each vLLM version that has an environment here (`.ci/setup al
 
 import base64
 import concurrent.futures
+import json
+import math
+import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -321,7 +324,7 @@ class TestText:
     def test_impossible_tokens_are_strict_json(
         self, replica: engine_vllm.Replica, stream: bool
     ) -> None:
-        """G11: vLLM writes -9999.0 for a masked token, which is JSON; no -inf, no 500."""
+        """G11: null for a masked token (vLLM writes -9999.0); no -inf, no 500."""
         body = {
             "model": "chat",
             "messages": ASK,
@@ -347,8 +350,8 @@ class TestText:
         ]
         tops = [top["logprob"] for entry in entries for top in entry["top_logprobs"]]
         assert len(entries) == end(found).output_tokens
-        assert min(tops) == -9999.0
-        assert max(tops) <= 0.0
+        assert None in tops
+        assert all(-9999.0 < value <= 0.0 for value in tops if value is not None)
 
 
 class TestResumeAndAdapters:
@@ -555,6 +558,44 @@ class TestEmbeddings:
             row = embedder.row(who.request_id)
             assert (row["outcome"], row["output_tokens"]) == ("ok", 0)
             assert row["uncached_prompt_tokens"] + row["cached_prompt_tokens"] == tokens
+
+    def test_nan_fails_its_own_input_only(self, server: engine_vllm.ForkServer) -> None:
+        """G11: one token's embedding is NaN; whoever has it in their input gets null and the reason."""
+        weights = shutil.copytree(engine_vllm.spec(server.folder).weights, server.folder / "nan")
+        _spoil(Path(weights) / "model.safetensors", token_id=7)
+        arguments = {**engine_vllm.ARGUMENTS, "runner": "pooling", "convert": "embed"}
+        spec = engine_vllm.spec(
+            server.folder, model="embed", engine_args=arguments, weights=str(weights)
+        )
+        begun = engine_vllm.begin(server, spec)
+        replica = engine_vllm.listening(server, begun)
+        for form in ("float", "base64"):
+            body = {
+                "model": "embed",
+                "input": [[101, 102], [103, 7], [104]],
+                "encoding_format": form,
+            }
+            found, _ = engine_vllm.ask(replica, "/v1/embeddings", body, model="embed")
+            rows = engine_vllm.strict(payload(found))["data"]
+            assert [row["embedding"] is None for row in rows] == [False, True, False]
+            assert rows[1]["error"]["code"] == "not_finite"
+            alone, _ = engine_vllm.ask(
+                replica, "/v1/embeddings", {**body, "input": [[7, 101]]}, model="embed"
+            )
+            assert frames.Error.parse(alone[-1].payload).status == 400
+        engine_vllm.stop(server, begun)
+
+
+def _spoil(file: Path, token_id: int) -> None:
+    """Make a token's embedding NaN."""
+    raw = bytearray(file.read_bytes())
+    size = int.from_bytes(raw[:8], "little")
+    about = json.loads(raw[8 : 8 + size])["model.embed_tokens.weight"]
+    start, end = about["data_offsets"]
+    width = (end - start) // about["shape"][0]
+    at = 8 + size + start + token_id * width
+    raw[at : at + 4] = struct.pack("<f", math.nan)
+    file.write_bytes(raw)
 
 
 def test_the_stats_move_with_the_work(replica: engine_vllm.Replica) -> None:
