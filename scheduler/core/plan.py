@@ -141,19 +141,24 @@ def _roles(
         signal = _signal(snap, model, members, settings)
         memory[model] = ladder.step(snap.ladder_memory.get(model), signal, snap.now, settings)
         if signal.predicted_s is None and members:
-            notes.append(f"{model}: no fresh demand or stats, so roles stay as they are")
+            notes.append(f"{model}: {_blind(snap, model, settings)}, so roles stay as they are")
             continue
         todo += _turn(members, memory[model].interactive, signal, settings)
     return todo, memory
 
 
-def _signal(
-    snap: snapshot.Snapshot,
-    model: str,
-    members: Sequence[snapshot.KnownReplica],
-    settings: Settings,
-) -> ladder.Signal:
-    fresh = [
+def _blind(snap: snapshot.Snapshot, model: str, settings: Settings) -> str:
+    """Say what is missing to predict a model's wait."""
+    if _fresh(snap, model, settings):
+        return "no gateway has told its demand"
+    return (
+        f"stale stats: none of its replicas has reported for {settings.stats_stale_s:g} s; gateways "
+        "send requests round and batch to seats known to be free"
+    )
+
+
+def _fresh(snap: snapshot.Snapshot, model: str, settings: Settings) -> list[fleet.ReplicaStats]:
+    return [
         known.replica.stats
         for known in snap.replicas
         if known.replica.spec.model == model
@@ -162,6 +167,15 @@ def _signal(
         and known.stats_age_s is not None
         and known.stats_age_s <= settings.stats_stale_s
     ]
+
+
+def _signal(
+    snap: snapshot.Snapshot,
+    model: str,
+    members: Sequence[snapshot.KnownReplica],
+    settings: Settings,
+) -> ladder.Signal:
+    fresh = _fresh(snap, model, settings)
     predicted = ladder.predicted_wait(snap.demand.get(model), fresh)
     if members and not fresh:
         predicted = None

@@ -367,8 +367,18 @@ def test_stale_stats_move_no_role_and_are_named(age_s: float | None) -> None:
     for _ in range(5):
         made = world.think()
         assert made.actions == ()
-        assert made.notes == ("chat: no fresh demand or stats, so roles stay as they are",)
+        (note,) = made.notes
+        assert "chat: stale stats: none of its replicas has reported for 1 s" in note
+        assert "roles stay as they are" in note
         world.apply(made)
+
+
+def test_without_demand_the_gateways_are_what_is_missed() -> None:
+    lease = with_slots(held(gpus=1), slot(gpus=1))
+    found = (loaded(1, 0, 3, fleet.Role.SHARED),)
+    snap = picture(deployments=(deployment(gpus=1),), leases=(lease,), replicas=found, demand={})
+    (note,) = plans.World(snap).think().notes
+    assert note == "chat: no gateway has told its demand, so roles stay as they are"
 
 
 def test_holding_batch_makes_every_replica_interactive() -> None:
