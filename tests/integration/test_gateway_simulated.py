@@ -145,6 +145,18 @@ async def test_stop_string_is_never_half_sent_g4(tmp_path: Path) -> None:
         )
         text = "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
         assert text == said[: said.index(stop)]
+        async with grpc.aio.insecure_channel(
+            served.grpc, options=[("grpc.enable_http_proxy", 0)]
+        ) as channel:
+            stub: Any = forebay_pb2_grpc.InferenceStub(channel)
+            asked = forebay_pb2.GenerateRequest(
+                model="chat",
+                max_tokens=30,
+                stop=[stop],
+                messages=[forebay_pb2.Message(role="user", content="hi")],
+            )
+            call = stub.Generate(asked, metadata=(("authorization", "Bearer ann"),))
+            assert "".join([piece.text async for piece in call]) == text
 
 
 async def test_embeddings_in_three_shapes_g10(tmp_path: Path) -> None:

@@ -120,6 +120,36 @@ async def test_replica_lost_mid_stream_is_unavailable_g1() -> None:
         assert [row.outcome for row in await served.rows(1)] == [usage.Outcome.REPLICA_LOST]
 
 
+async def test_stop_strings_and_a_loss_while_one_is_held_back_g4() -> None:
+    """Case G4 over gRPC: ids come without text while it is held back; a loss then is an error."""
+
+    async def script(received: harness.Received, out: harness.Out) -> None:
+        assert received.body["stop"] == ["LMNOP"]
+        await out.send(harness.data(harness.chat_event({"content": "JK"}), 1), harness.data(b"", 2))
+        if received.body["max_tokens"] == 1:
+            await out.reset()
+            return
+        await out.send(harness.data(harness.chat_event({}, "stop"), 3), harness.DONE)
+        await out.finish(output=3)
+
+    async with harness.one_replica(script) as (served, _), stub(served) as api:
+        chunks = [chunk async for chunk in api.Generate(chat(stop=["LMNOP"]), metadata=ANN)]
+        assert "".join(chunk.text for chunk in chunks) == "JK"
+        assert [c.finish_reason for c in chunks if c.HasField("finish_reason")] == ["stop"]
+        call = api.Generate(chat(stop=["LMNOP"], max_tokens=1), metadata=ANN)
+        said: list[tuple[str, bool]] = []
+
+        async def read() -> None:
+            async for chunk in call:
+                said.append((chunk.text, chunk.HasField("finish_reason")))
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "".join(text for text, _ in said) == "JK"
+        assert not any(finished for _, finished in said)
+
+
 async def test_preempted_batch_is_aborted() -> None:
     async def gives_way(received: harness.Received, out: harness.Out) -> None:
         await out.error(frames.Error("preempted", "gave its seat away", 503))

@@ -77,6 +77,22 @@ async def test_openai_client_raises_on_a_cut_stream_g1() -> None:
         assert "".join(text) == "Hello"
 
 
+async def lost_after_lm(received: harness.Received, out: harness.Out) -> None:
+    """Die while the engine holds ``LM`` back, which may be half of the stop string ``LMNOP``."""
+    await out.send(harness.data(harness.chat_event({"content": "JK"}), 1), harness.data(b"", 2))
+    await out.reset()
+
+
+async def test_lost_while_half_a_stop_string_is_held_back_g4() -> None:
+    """Case G4: what is held back is not blurted out with the error, and nothing ends in silence."""
+    async with harness.one_replica(lost_after_lm) as (served, _), http(served) as session:
+        body = (await session.post(CHAT, json=harness.chat_body(stream=True, stop="LMNOP"))).text
+        first, last = [json.loads(line[6:]) for line in body.splitlines() if line]
+        assert first["choices"][0]["delta"]["content"] == "JK"
+        assert last["error"]["code"] == "replica_lost"
+        assert "LM" not in body.replace("LMNOP", "")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_client_that_leaves_frees_the_replica_g2(stream: bool) -> None:
     """Case G2: with all middleware on, leaving reaches the replica; load 0; one row client gone."""
