@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
-from engines import wire
+from scheduler.contracts import wire
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0

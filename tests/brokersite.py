@@ -8,10 +8,10 @@ from typing import Any
 
 from grpc import aio
 
-from scheduler.contracts import clock, fleet, ids, slurm
+from scheduler.contracts import clock, fleet, ids, slurm, wire
 from scheduler.contracts.v1 import control_pb2_grpc
 from scheduler.core import plan
-from scheduler.runtime import broker, config, guard, leadership, settings, wire
+from scheduler.runtime import broker, config, guard, leadership, settings
 from scheduler.runtime.registry import database, store
 from tests import fakeagent, fakeslurm
 

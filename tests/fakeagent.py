@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 
 from grpc import aio
 
+from scheduler.contracts import wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
-from scheduler.runtime import guard, wire
+from scheduler.runtime import guard
 
 
 class FakeAgent:

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from engines import wire
+from scheduler.contracts import wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
 

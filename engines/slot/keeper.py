@@ -14,10 +14,10 @@ from typing import Any
 
 import aiohttp
 
-from engines import gpus, private, processes, wire
+from engines import gpus, private, processes
 from engines.replica import launch
 from engines.slot import children, control, occupancy, spec, starters
-from scheduler.contracts import clock, fleet
+from scheduler.contracts import clock, fleet, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 
 _R = fleet.ReplicaState
@@ -134,7 +134,7 @@ class Keeper:
             spec=wire.spec_to_pb(self._what),
         )
         if self._stats is not None:
-            report.stats.CopyFrom(wire.stats_to_pb(self._stats))
+            report.stats.CopyFrom(pb.ReplicaStats(**self._stats))
         return report
 
     async def run(self) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 
 import aiohttp
 
-from engines import gpus, link, places, private, processes, wire
+from engines import gpus, link, places, private, processes
 from engines.slot import control, keeper, occupancy, spec, starters
-from scheduler.contracts import clock, fleet
+from scheduler.contracts import clock, fleet, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
 

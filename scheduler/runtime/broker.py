@@ -9,7 +9,7 @@ from typing import Any
 
 from grpc import aio
 
-from scheduler.contracts import clock, fleet, slurm
+from scheduler.contracts import clock, fleet, slurm, wire
 from scheduler.contracts.v1 import control_pb2_grpc
 from scheduler.core import plan
 from scheduler.runtime import (
@@ -26,7 +26,6 @@ from scheduler.runtime import (
     settings,
     snapshots,
     watch,
-    wire,
 )
 from scheduler.runtime.registry import database, store
 

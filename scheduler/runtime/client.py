@@ -8,10 +8,10 @@ from pathlib import Path
 
 from grpc import aio
 
-from scheduler.contracts import clock, fleet
+from scheduler.contracts import clock, fleet, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
-from scheduler.runtime import address, entries, guard, wire
+from scheduler.runtime import address, entries, guard
 
 log = logging.getLogger(__name__)
 REPORT_S = 0.2

@@ -8,10 +8,10 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 
-from scheduler.contracts import fleet, ids, slurm
+from scheduler.contracts import fleet, ids, slurm, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.core import backoff, ladder, replicas, snapshot
-from scheduler.runtime import entries, wire
+from scheduler.runtime import entries
 from scheduler.runtime.registry import holdings
 
 log = logging.getLogger(__name__)

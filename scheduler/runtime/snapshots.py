@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from concurrent import futures
 
 from scheduler.contracts import clock, fleet, ids, slurm
 from scheduler.core import snapshot
-from scheduler.runtime import live, settings, wire
+from scheduler.runtime import live, settings
 
 log = logging.getLogger(__name__)
 HURRY_S = 0.5  # between polls while a lease is on its way in or out
@@ -167,7 +168,7 @@ def demand(picture: live.Live, now: float, options: settings.Settings) -> dict[s
     names = {deployment.spec.model for deployment in picture.deployments}
     names |= {name for models in fresh for name in models}
     return {
-        name: wire.merge_demand(name, (models[name] for models in fresh if name in models))
+        name: _merged(name, (models[name] for models in fresh if name in models))
         for name in sorted(names)
     }
 
@@ -189,3 +190,19 @@ def view(picture: live.Live, now: float, options: settings.Settings) -> fleet.Fl
             if known.replica.lease_id in speaking
         ),
     )
+
+
+def _merged(model: str, parts: Iterable[fleet.Demand]) -> fleet.Demand:
+    """Return the sum of what several gateways have waiting for one model."""
+    waiting: dict[str, int] = {}
+    in_flight: dict[str, int] = {}
+    oldest = 0.0
+    ttft: list[float] = []
+    for part in parts:
+        for tier, count in part.waiting.items():
+            waiting[tier] = waiting.get(tier, 0) + count
+        for tier, count in part.in_flight.items():
+            in_flight[tier] = in_flight.get(tier, 0) + count
+        oldest = max(oldest, part.oldest_wait_s)
+        ttft += part.ttft_ms
+    return fleet.Demand(model, waiting, in_flight, oldest, tuple(ttft))

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from scheduler.contracts import clock
+from scheduler.contracts import clock, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
-from scheduler.runtime import agents, guard, live, settings, snapshots, wire
+from scheduler.runtime import agents, guard, live, settings, snapshots
 
 COALESCE_S = 0.05  # agents report each 200 ms: no gateway needs more than every fourth of that
 

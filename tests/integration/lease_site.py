@@ -16,10 +16,10 @@ import aiohttp
 import grpc
 import grpc.aio
 
-from engines import private, processes, settings, wire
+from engines import private, processes, settings
 from engines.agent import spec
 from engines.slot import children
-from scheduler.contracts import frames
+from scheduler.contracts import frames, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
 from tests.unit.engines import asgi

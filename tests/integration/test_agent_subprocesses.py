@@ -6,7 +6,8 @@ import time
 import grpc.aio
 import pytest
 
-from engines import link, wire
+from engines import link
+from scheduler.contracts import wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
 from slurm_plugins import children

@@ -7,9 +7,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from engines import link, wire
+from engines import link
 from engines.agent import server
-from scheduler.contracts import fleet
+from scheduler.contracts import fleet, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
 

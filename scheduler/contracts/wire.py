@@ -1,17 +1,20 @@
-"""Records to control messages and back. Nothing here decides or keeps anything."""
+"""The control links' wire form: records to messages and back, and the options of both ends.
+
+Apart from the records, so that those load where gRPC is not installed.
+"""
 
 import json
-from collections.abc import Iterable
 
 from scheduler.contracts import fleet, ids
 from scheduler.contracts.v1 import control_pb2 as pb
 
-NO_PROXY = ("grpc.enable_http_proxy", 0)  # internal links never use the site's proxy
 CHANNEL_OPTIONS = (
-    NO_PROXY,
+    ("grpc.enable_http_proxy", 0),  # the site's proxy must not swallow internal calls
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
@@ -39,7 +42,11 @@ def spec_to_pb(spec: fleet.ReplicaSpec) -> pb.ReplicaSpec:
 
 
 def spec_from_pb(message: pb.ReplicaSpec) -> fleet.ReplicaSpec:
-    """Return a message's spec."""
+    """Return a message's spec.
+
+    Raises:
+        ValueError: an engine that is not known, or arguments that are no JSON.
+    """
     return fleet.ReplicaSpec(
         model=message.model,
         version=message.version,
@@ -188,19 +195,3 @@ def demand_from_pb(message: pb.Demand) -> fleet.Demand:
         oldest_wait_s=message.oldest_wait_s,
         ttft_ms=tuple(message.ttft_ms),
     )
-
-
-def merge_demand(model: str, parts: Iterable[fleet.Demand]) -> fleet.Demand:
-    """Return the sum of what several gateways have waiting for one model."""
-    waiting: dict[str, int] = {}
-    in_flight: dict[str, int] = {}
-    oldest = 0.0
-    ttft: list[float] = []
-    for part in parts:
-        for tier, count in part.waiting.items():
-            waiting[tier] = waiting.get(tier, 0) + count
-        for tier, count in part.in_flight.items():
-            in_flight[tier] = in_flight.get(tier, 0) + count
-        oldest = max(oldest, part.oldest_wait_s)
-        ttft += part.ttft_ms
-    return fleet.Demand(model, waiting, in_flight, oldest, tuple(ttft))
