@@ -12,8 +12,9 @@ from batch_jobs import commands as batch_commands
 from forebay import api
 from forebay import config as configs
 from forebay import settings as forebay_settings
-from scheduler.contracts import ports
+from scheduler.contracts import command_line, ports, slurm
 from scheduler.runtime import commands as admin_commands
+from scheduler.runtime import config
 from scheduler.runtime import finfo as fleet_commands
 from slurm_plugins import doctor, select
 from slurm_plugins import settings as slurm_settings
@@ -66,10 +67,16 @@ def fctl() -> int:
 
 def examine(out: TextIO) -> int:
     """Read the site's Slurm configuration and say what would slow reclaiming (`fctl doctor`)."""
-    loaded = configs.load(configs.find(""))
+    try:
+        loaded = configs.load(configs.find(""))
+    except config.ConfigError as error:
+        raise command_line.CommandError("; ".join(error.faults)) from error
     table = loaded.table(slurm_settings.SlurmSettings)
     state = loaded.table(forebay_settings.ForebaySettings).state_dir
-    choice = select.connect(table, state)
+    try:
+        choice = select.connect(table, state)
+    except slurm.SlurmError as error:
+        raise command_line.CommandError(f"Slurm: {error}") from error
     print(f"Slurm by {choice.reason}", file=out)
     findings = doctor.collect(
         choice.port, serve=table.serve_partitions, backfill=table.backfill_partitions

@@ -103,7 +103,3 @@ class Installation:
         choice = select.connect(self.config.table(slurm_settings.SlurmSettings), self.state)
         log.info("Slurm by %s", choice.reason)
         return choice.port
-
-    def cluster(self, port: slurm.SlurmPort) -> str:
-        """Return the cluster's name as every record carries it."""
-        return self.config.table(forebay_settings.ForebaySettings).cluster or port.cluster

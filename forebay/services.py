@@ -56,7 +56,7 @@ async def broker(here: installation.Installation, told: Told) -> None:
         lease_renderer=lease.Renderer(here, port),
         state_dir=here.state,
         time=time,
-        cluster=here.cluster(port),
+        cluster=port.cluster,
         models=here.config.models,
     )
     periodic = (
@@ -102,7 +102,7 @@ async def gateway(here: installation.Installation, told: Told) -> None:
         fleet=fleet,
         sink=sink,
         clock=time,
-        cluster=here.cluster(port),
+        cluster=port.cluster,
     )
 
     def ready(where: server.Addresses) -> None:

@@ -15,10 +15,6 @@ class ForebaySettings:
         "Folder of registry, secrets, spools, Parquet, batch files and logs; on a file system that "
         "the lease's nodes see too, since agents read their specifications from it.",
     )
-    cluster: str = setting(
-        "",
-        "Name of this cluster on leases, replicas, routes and usage records; empty: as Slurm says.",
-    )
     python: str = setting(
         "",
         "Python that runs Forebay on the nodes (an absolute path); empty: the one that runs this.",

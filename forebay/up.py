@@ -36,7 +36,7 @@ async def running(
         await parts.start("batchd")
         yield addresses
     finally:
-        await _leave(parts, port, here.cluster(port), say)
+        await _leave(parts, port, port.cluster, say)
 
 
 async def _leave(
