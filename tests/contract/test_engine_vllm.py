@@ -572,7 +572,7 @@ class TestEmbeddings:
         for form in ("float", "base64"):
             body = {
                 "model": "embed",
-                "input": [[101, 102], [103, 7], [104]],
+                "input": [[101, 102], [103, 7], [104, 105]],
                 "encoding_format": form,
             }
             found, _ = engine_vllm.ask(replica, "/v1/embeddings", body, model="embed")

@@ -95,6 +95,51 @@ async def test_a_file_runs_through_the_gateway_and_is_billed_line_by_line(tmp_pa
         assert identity.batch_job_id == 1
 
 
+async def test_polls_of_three_clients_and_a_restart_cost_nothing_a3(tmp_path: Path) -> None:
+    """Case A3: the bill is the sum of the lines' own rows, however often and by whom it is looked at."""
+    (tmp_path / "requests.jsonl").write_bytes(world.many(4))
+    async with site(tmp_path, harness.hello) as here:
+        async with here.runner():
+            assert (await here.command("fbatch", "--wait", "requests.jsonl")).code == 0
+            rows = await here.served.rows(4)
+        pollers = [
+            clients.GatewayApi(here.served.http, clients.Credential(key="ann")) for _ in range(3)
+        ]
+        async with here.runner():  # a new one, on the same job
+            for _ in range(20):
+                asked = [
+                    asyncio.to_thread(api.call, "GET", "/forebay/v1/jobs/1") for api in pollers
+                ]
+                assert {said.json["state"] for said in await asyncio.gather(*asked)} == {
+                    "COMPLETED"
+                }
+        assert here.served.closed() == rows
+        assert len(here.replica.received) == 4
+        assert sum(row.output_tokens for row in rows) == 4 * harness.USED["completion_tokens"]
+
+
+async def test_impossible_tokens_are_null_in_a_result_line_g11(tmp_path: Path) -> None:
+    """Case G11: the null that the replica puts there stays, and the file is strict JSON."""
+
+    async def script(received: harness.Received, out: harness.Out) -> None:
+        answer = harness.whole(received)
+        top = [{"token": "y", "logprob": -0.5, "bytes": [121]}, {"token": "n", "logprob": None}]
+        answer["choices"][0]["logprobs"] = {"content": [{**top[0], "top_logprobs": top}]}
+        await out.send(harness.PROMPT, harness.data(json.dumps(answer).encode(), 7))
+        await out.finish()
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    (tmp_path / "requests.jsonl").write_bytes(world.many(1))
+    async with site(tmp_path, script) as here, here.runner():
+        assert (await here.command("fbatch", "--wait", "requests.jsonl")).code == 0
+    (text,) = (tmp_path / "fbatch-1.jsonl").read_bytes().splitlines()
+    (choice,) = json.loads(text, parse_constant=refuse)["response"]["body"]["choices"]
+    (entry,) = choice["logprobs"]["content"]
+    assert [top["logprob"] for top in entry["top_logprobs"]] == [-0.5, None]
+
+
 async def test_fcancel_frees_the_replica_at_once(tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").write_bytes(world.many(3))
     async with site(tmp_path, harness.hang) as here, here.runner():

@@ -86,15 +86,22 @@ def test_where_slurm_does_not_know_the_lease_is_unreconciled() -> None:
     assert "no GPUs" in compared(Books([run(350, gpus=None)])).note
 
 
-def test_accounting_switched_off_is_no_error_and_asked_once() -> None:
-    books = Books(slurm.AccountingOff("sacct: Slurm accounting storage is disabled"))
+@pytest.mark.parametrize(
+    "error",
+    [
+        slurm.AccountingOff("sacct: Slurm accounting storage is disabled"),
+        slurm.SlurmUnavailable("sacct: Problem talking to the database: Connection refused"),
+    ],
+)
+def test_accounting_that_is_off_or_down_is_no_error_and_asked_once_l7(
+    error: slurm.SlurmError,
+) -> None:
+    books = Books(error)
     leases = gpu_time.by_lease([samples.gpu(lease_id=f"l-{n}") for n in range(3)])
     answers = gpu_time.reconcile(books, leases)  # type: ignore[arg-type]  # the part that is asked
     assert books.calls == 1
     assert {answer.agrees for answer in answers} == {None}
-    assert all(
-        a.note == "unreconciled: sacct: Slurm accounting storage is disabled" for a in answers
-    )
+    assert all((a.note, a.sacct_us) == (f"unreconciled: {error}", None) for a in answers)
 
 
 def test_a_garbled_answer_costs_that_lease_only() -> None:

@@ -1,5 +1,6 @@
 """The usage API: who sees what, sums that add up, and clear refusals."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,9 @@ import fastapi
 import httpx
 import pytest
 
-from accounting import routes, settings, ship
+from accounting import routes, settings, ship, spool
 from scheduler.contracts import clock, errors, requests
-from tests.unit.accounting import world
+from tests.unit.accounting import samples, world
 
 SECOND, NOON = world.SECOND, world.NOON
 ADMIN, ANN, BOB = world.ADMIN, world.ANN, world.BOB
@@ -28,29 +29,30 @@ def state(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 Get = Callable[..., Any]
 
 
+async def ask(
+    state: Path, path: str, caller: requests.Caller = ADMIN, *, code: int = 200, **params: Any
+) -> Any:
+    app = fastapi.FastAPI()
+    table = settings.Accounting(rows_at_most=params.pop("rows_at_most", 1000))
+    port: Any = params.pop("port", None)
+    app.include_router(routes.router(state, table=table, port=port))
+
+    @app.middleware("http")
+    async def _who(request: fastapi.Request, forward: Any) -> Any:
+        request.state.caller = caller
+        return await forward(request)
+
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://forebay", trust_env=False
+    ) as client:
+        answer = await client.get(f"/forebay/v1/usage/{path}", params=params)
+    assert answer.status_code == code, answer.text
+    return answer.json()
+
+
 @pytest.fixture
 def get(state: Path) -> Get:
-    async def call(
-        path: str, caller: requests.Caller = ADMIN, *, code: int = 200, **params: Any
-    ) -> Any:
-        app = fastapi.FastAPI()
-        table = settings.Accounting(rows_at_most=params.pop("rows_at_most", 1000))
-        port: Any = params.pop("port", None)
-        app.include_router(routes.router(state, table=table, port=port))
-
-        @app.middleware("http")
-        async def _who(request: fastapi.Request, forward: Any) -> Any:
-            request.state.caller = caller
-            return await forward(request)
-
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://forebay", trust_env=False
-        ) as client:
-            answer = await client.get(f"/forebay/v1/usage/{path}", params=params)
-        assert answer.status_code == code, answer.text
-        return answer.json()
-
-    return call
+    return functools.partial(ask, state)
 
 
 async def test_a_request_is_one_row_with_all_its_attempts(get: Get) -> None:
@@ -126,6 +128,32 @@ async def test_a_rollup_adds_up_to_what_was_allocated(get: Get) -> None:
     assert by["used", "blue"]["gpu_us"] == 4 * SECOND
     assert by["waste", ""]["gpu_us"] == 4 * SECOND + 4 * 9
     assert by["idle", ""]["gpu_us"] == 28 * SECOND + 4
+
+
+async def test_names_like_numbers_or_null_are_teams_of_their_own_a7(tmp_path: Path) -> None:
+    """Case A7: strings in JSON; team `a:b` with key `c` is not team `a` with key `b:c`."""
+    names = ["007", "7", "1e3", "NULL", "a:b", "a"]
+    sink = spool.Spool(tmp_path / "spool" / "gateway", "gateway", clock=clock.FakeClock())
+    for number, team in enumerate(names):
+        key = "b:c" if team == "a" else "c"
+        more = {"team": team, "user": team, "key_id": key, "output_tokens": number + 1}
+        sink.append(samples.row("close", f"q{number}", **more))
+    sink.close()
+    span = {"start_us": NOON, "end_us": NOON + 10 * SECOND}
+    for _ in range(2):
+        for by in ("team", "user"):
+            rows = (await ask(tmp_path, "rollup", by=by, **span))["rows"]
+            used = {row["team"]: row["output_tokens"] for row in rows if row["what"] == "used"}
+            assert used == {team: number + 1 for number, team in enumerate(names)}
+        rows = (await ask(tmp_path, "requests", **span))["rows"]
+        assert sorted((row["team"], row["key_id"]) for row in rows) == sorted(
+            (team, "b:c" if team == "a" else "c") for team in names
+        )
+        for team in names:
+            one = requests.Caller(team, team, "k", coordinator=True)
+            mine = (await ask(tmp_path, "requests", one, **span))["rows"]
+            assert [row["team"] for row in mine] == [team]
+        ship.ship(tmp_path, clock.FakeClock())
 
 
 async def test_a_coordinators_rollup_holds_their_team_only(get: Get) -> None:
