@@ -12,7 +12,7 @@ import uvloop
 
 from forebay import config as configs
 from forebay import installation, lifeline, ready
-from scheduler.contracts import command_line
+from scheduler.contracts import command_line, slurm
 from scheduler.runtime import config
 
 _SERVICES = ("broker", "gateway", "batchd")
@@ -119,7 +119,7 @@ def _config(asked: argparse.Namespace) -> int:
 
 
 def _up(asked: argparse.Namespace) -> int:
-    from forebay import up
+    from forebay import tree, up
     from forebay.demo import site
 
     async def serve() -> int:
@@ -137,7 +137,13 @@ def _up(asked: argparse.Namespace) -> int:
             await asyncio.Event().wait()
         return 0
 
-    return up.interruptible(serve())
+    try:
+        return up.interruptible(serve())
+    except tree.StartError as error:
+        print(f"forebay up: error: {error}", file=sys.stderr)  # with the log's end: several lines
+        return 1
+    except slurm.SlurmError as error:
+        raise command_line.CommandError(f"Slurm can't be used: {error}") from error
 
 
 def _found(given: str) -> Path:
@@ -161,6 +167,8 @@ def _log() -> None:
     logging.basicConfig(
         level=level, format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
     )
+    for talker in ("httpx", "alembic"):  # a line for each poll of Slurm, and for each plugin
+        logging.getLogger(talker).setLevel(max(logging.WARNING, logging.root.level))
 
 
 def _say(line: str) -> None:

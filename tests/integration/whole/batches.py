@@ -37,7 +37,16 @@ class Job:
 
     @classmethod
     def submit(cls, house: running.Running, key: str, lines: int, tokens: int) -> "Job":
-        """Submit over HTTP and wait until batch holds a seat."""
+        """Submit over HTTP and wait until batch holds some seats."""
+        job = cls.accepted(house, key, lines, tokens)
+        waiting.eventually(
+            lambda: house.batch_seats() >= 4, f"lines of job {job.job_id} in replicas"
+        )
+        return job
+
+    @classmethod
+    def accepted(cls, house: running.Running, key: str, lines: int, tokens: int) -> "Job":
+        """Submit over HTTP."""
         answer = httpx.post(
             house.http + JOBS,
             params={"options": "{}"},
@@ -47,15 +56,7 @@ class Job:
             trust_env=False,
         )
         assert answer.is_success, answer.text
-        job = cls(house, answer.json()["job_id"], lines)
-        job.running()
-        return job
-
-    def running(self) -> None:
-        """Wait until it holds some seats."""
-        waiting.eventually(
-            lambda: self._house.batch_seats() >= 4, f"lines of job {self.job_id} in replicas"
-        )
+        return cls(house, answer.json()["job_id"], lines)
 
     def state(self) -> dict[str, Any]:
         """Return what the gateway says of it."""

@@ -28,10 +28,11 @@ SEATS = 8
 CONTEXT = 2048
 STEP_MS = 20.0  # so that a stream of 100 tokens lasts two seconds
 _UP_S = 90.0
-# Imports first: the other user may not be able to read the tests' environment.
+# One call first, which imports everything: the other user may not be able to read this Python's files.
 _AS_USER = """
-import os, pwd, sys
+import os, pwd, sys, httpx
 from forebay import commands
+httpx.get(os.environ["FOREBAY_URL"] + "/health", trust_env=False)
 user = pwd.getpwnam(sys.argv[1])
 os.setgroups([])
 os.setgid(user.pw_gid)
@@ -214,8 +215,8 @@ class Running:
         waiting.eventually(self._settled, "an installation at rest", within_s)
 
     def _settled(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, f"forebay up has ended: {self.log()}"
+        if self._process is None or self._process.poll() is not None:
+            raise RuntimeError(f"forebay up has ended: {self.log()}")
         try:
             held = [
                 (each["role"], each["stats"]["interactive"], each["stats"]["batch"])
