@@ -7,6 +7,7 @@ import dataclasses
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 from batch_jobs import model, results, routes
 from forebay import api as clients
@@ -123,7 +124,10 @@ async def test_impossible_tokens_are_null_in_a_result_line_g11(tmp_path: Path) -
 
     async def script(received: harness.Received, out: harness.Out) -> None:
         answer = harness.whole(received)
-        top = [{"token": "y", "logprob": -0.5, "bytes": [121]}, {"token": "n", "logprob": None}]
+        top: list[dict[str, Any]] = [
+            {"token": "y", "logprob": -0.5, "bytes": [121]},
+            {"token": "n", "logprob": None},
+        ]
         answer["choices"][0]["logprobs"] = {"content": [{**top[0], "top_logprobs": top}]}
         await out.send(harness.PROMPT, harness.data(json.dumps(answer).encode(), 7))
         await out.finish()

@@ -3,6 +3,9 @@
 import asyncio
 import contextlib
 import dataclasses
+import os
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -131,6 +134,64 @@ async def test_periodic_work_is_done_once_though_its_leader_is_killed_midway(
     assert begun[0] in effects
     assert len(set(effects)) == len(effects)
     assert begun[0] not in found
+    await brokers.close()
+
+
+def test_gateway_workers_have_nothing_to_run_periodically_s8() -> None:
+    """S8: each worker ran every scheduled entry; a gateway, however many, does not even load a scheduler."""
+    code = "import sys, gateway.server, gateway.openai_routes; print('apscheduler' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.stdout.strip() == "False"
+
+
+async def test_four_gateways_and_two_brokers_do_a_minutes_rollup_once_s8(tmp_path: Path) -> None:
+    """S8: the leader dies when the effect is there but not yet noted; the next one's repeat adds nothing."""
+    minutes: dict[int, int] = {}
+    runs: list[int] = []
+    written, done = asyncio.Event(), asyncio.Event()
+
+    async def rollup(start_us: int) -> None:
+        runs.append(start_us)
+        minutes[start_us] = 17  # keyed by its period, as every periodic work must be
+        written.set()
+        if len(runs) == 1:
+            await asyncio.Event().wait()  # killed here
+
+    brokers = Brokers(tmp_path, loop.Periodic("minute rollup", 60.0, rollup))
+    end_period = brokers.parts.registry.lead.end_period
+    here = asyncio.get_running_loop()
+
+    def noted(epoch: int, name: str, start_us: int) -> None:
+        end_period(epoch, name, start_us)
+        if start_us == runs[0]:
+            here.call_soon_threadsafe(done.set)
+
+    gateways = [client.FleetClient(tmp_path, f"g{n}", clock.SystemClock()) for n in range(4)]
+    with mock.patch.object(brokers.parts.registry.lead, "end_period", noted):
+        for each in gateways:
+            each.start()
+        for name in ("a", "b"):
+            brokers.start(name)
+        async with asyncio.timeout(20):
+            first = await brokers.leading.get()
+            await written.wait()
+            await asyncio.gather(*[each.changed(-1) for each in gateways])
+            await brokers.stop(first)
+            await brokers.leading.get()
+            await done.wait()
+    killed = runs[0]
+    assert runs.count(killed) == 2
+    assert all(runs.count(minute) == 1 for minute in minutes if minute != killed)
+    assert set(minutes.values()) == {17}
+    for each in gateways:
+        await each.close()
     await brokers.close()
 
 

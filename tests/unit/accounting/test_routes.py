@@ -136,10 +136,15 @@ async def test_names_like_numbers_or_null_are_teams_of_their_own_a7(tmp_path: Pa
     sink = spool.Spool(tmp_path / "spool" / "gateway", "gateway", clock=clock.FakeClock())
     for number, team in enumerate(names):
         key = "b:c" if team == "a" else "c"
-        more = {"team": team, "user": team, "key_id": key, "output_tokens": number + 1}
+        more: dict[str, Any] = {
+            "team": team,
+            "user": team,
+            "key_id": key,
+            "output_tokens": number + 1,
+        }
         sink.append(samples.row("close", f"q{number}", **more))
     sink.close()
-    span = {"start_us": NOON, "end_us": NOON + 10 * SECOND}
+    span: dict[str, Any] = {"start_us": NOON, "end_us": NOON + 10 * SECOND}
     for _ in range(2):
         for by in ("team", "user"):
             rows = (await ask(tmp_path, "rollup", by=by, **span))["rows"]
