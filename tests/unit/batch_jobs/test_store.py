@@ -14,7 +14,6 @@ from alembic.runtime import migration
 from batch_jobs import model, tables
 from batch_jobs import store as stores
 from scheduler.runtime.registry import database
-from tests.unit.batch_jobs import world
 
 
 def nowhere(job_id: int) -> None:
@@ -162,20 +161,6 @@ def test_the_registrys_own_migrations_live_beside_ours(store: stores.Store, url:
     registry.close()
     store.add(draft(), nowhere)
     assert store.get(1) is not None
-
-
-def test_s9_eight_processes_write_without_a_locked_database(tmp_path: Path) -> None:
-    url = database.sqlite_url(tmp_path)
-    processes = [world.PROCESSES.Process(target=world.hammer, args=(url, 10)) for _ in range(8)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0] * 8
-    store = world.open_store(tmp_path)
-    assert sorted(job.job_id for job in store.list()) == list(range(1, 81))
-    assert {job.state for job in store.list()} == {model.State.RUNNING}
-    store.close()
 
 
 def test_s9_a_writer_waits_for_another_instead_of_failing(tmp_path: Path) -> None:
