@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +25,38 @@ async def running(
     At the end everything that was started is gone, leases included, however the body ended.
 
     Raises:
-        tree.StartError: a part did not come up.
+        tree.StartError: a part did not come up, or another such tree has this state folder.
         slurm.SlurmError: Slurm can't be reached.
     """
-    port = await asyncio.to_thread(here.connect_slurm)
-    env = {**os.environ, "FOREBAY_CONFIG": str(config_file)}
-    parts = tree.Tree(("--config", str(config_file)), here.state / "logs", env, say)
-    try:
-        await parts.start("broker")
-        addresses = await parts.start("gateway")
-        await parts.start("batchd")
-        yield addresses
-    finally:
-        await _leave(parts, port, port.cluster, say)
+    with alone(here.state):
+        port = await asyncio.to_thread(here.connect_slurm)
+        env = {**os.environ, "FOREBAY_CONFIG": str(config_file)}
+        parts = tree.Tree(("--config", str(config_file)), here.state / "logs", env, say)
+        try:
+            await parts.start("broker")
+            addresses = await parts.start("gateway")
+            await parts.start("batchd")
+            yield addresses
+        finally:
+            await _leave(parts, port, port.cluster, say)
+
+
+@contextlib.contextmanager
+def alone(state: Path) -> Iterator[None]:
+    """Hold a state folder: of two trees on it, the first to end would take the other's leases away.
+
+    Raises:
+        tree.StartError: another process holds it.
+    """
+    with (state / "run" / "up.lock").open("a") as file:
+        try:
+            # The kernel gives it back with the process, however that ends.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise tree.StartError(
+                f"another `forebay up` runs on {state}: end it first, or set another state_dir"
+            ) from None
+        yield
 
 
 async def _leave(

@@ -11,7 +11,7 @@ import pytest
 
 from engines.agent import spec
 from forebay import config as configs
-from forebay import in_lease, installation, lease, sinks
+from forebay import in_lease, installation, lease, sinks, tree, up
 from scheduler.contracts import fleet, ids
 from scheduler.runtime import config
 from slurm_plugins import embedded, steps
@@ -39,6 +39,17 @@ def test_secrets_are_private_and_made_once(here: installation.Installation) -> N
     for file in (here.state / "secrets").iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE((here.state / "secrets").stat().st_mode) == 0o700
+
+
+def test_a_state_folder_takes_one_tree_at_a_time(here: installation.Installation) -> None:
+    with (
+        up.alone(here.state),
+        pytest.raises(tree.StartError, match="another `forebay up` runs on"),
+        up.alone(here.state),
+    ):
+        pass
+    with up.alone(here.state):
+        assert (here.state / "run" / "up.lock").exists()
 
 
 def test_forebays_own_keys_are_in_the_registry(here: installation.Installation) -> None:
