@@ -177,6 +177,7 @@ class Route:
     weights: Mapping[str, int]
     max_context: int = 2048
     adapters: tuple[str, ...] = ()
+    cluster: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -149,6 +149,7 @@ def view_to_pb(view: fleet.FleetView) -> pb.FleetView:
                 weights=dict(route.weights),
                 max_context=route.max_context,
                 adapters=route.adapters,
+                cluster=route.cluster,
             )
             for route in view.routes.values()
         ],
@@ -167,6 +168,7 @@ def view_from_pb(message: pb.FleetView, received: float) -> fleet.FleetView:
                 weights=dict(route.weights),
                 max_context=route.max_context,
                 adapters=tuple(route.adapters),
+                cluster=route.cluster,
             )
             for route in message.routes
         },

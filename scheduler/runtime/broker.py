@@ -160,7 +160,7 @@ class Leader:
         """Take up what admins wish: scaling, holds, drains."""
         registry = self._parts.registry
         deployments = await asyncio.to_thread(registry.catalog.deployments)
-        routes = await asyncio.to_thread(registry.catalog.routes)
+        routes = await asyncio.to_thread(registry.catalog.routes, self.live.cluster)
         drains = await asyncio.to_thread(registry.holdings.drains)
         for replica_id in drains & self.live.replicas.keys():
             self.live.replicas[replica_id].drain_asked = True

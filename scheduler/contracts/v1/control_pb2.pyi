@@ -551,8 +551,10 @@ class Route(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_context: _builtins.int
+    cluster: _builtins.str
     @_builtins.property
     def weights(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """version → percent"""
@@ -566,10 +568,11 @@ class Route(_message.Message):
         weights: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         max_context: _builtins.int = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
+        cluster: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "max_context", b"max_context", "model", b"model", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cluster", b"cluster", "max_context", b"max_context", "model", b"model", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

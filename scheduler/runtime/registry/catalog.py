@@ -66,8 +66,8 @@ class Catalog:
                 for row, spec in session.execute(query)
             )
 
-    def routes(self) -> dict[str, fleet.Route]:
-        """Return every model's route."""
+    def routes(self, cluster: str = "") -> dict[str, fleet.Route]:
+        """Return every model's route, to its replicas on ``cluster``."""
         with self._base.read() as session:
             adapters: dict[str, set[str]] = {}
             for version in session.scalars(sa.select(tables.Version)):
@@ -82,6 +82,7 @@ class Catalog:
                     weights={name: int(weight) for name, weight in route.weights.items()},
                     max_context=context,
                     adapters=tuple(sorted(adapters.get(route.model, ()))),
+                    cluster=cluster,
                 )
                 for route, context in session.execute(query)
             }
