@@ -10,10 +10,11 @@ from typing import cast
 
 import pytest
 
-from engines import processes
+from engines import private, processes
 from scheduler.contracts import frames
 from scheduler.contracts.v1 import control_pb2 as pb
 from tests.integration import agent_process, file_sink, lease_site
+from tests.unit.engines import asgi
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -81,6 +82,37 @@ async def test_start_serve_role_stop_close(tmp_path: Path) -> None:
     times = file_sink.read(site.rows, "ReplicaTimeRow")
     assert [row["state"] for row in times] == ["starting", "serving", "draining"]
     assert all(a["end_us"] == b["start_us"] for a, b in itertools.pairwise(times))
+
+
+async def test_a_drain_cuts_nothing_before_its_limit_and_says_so_after_it_s6(
+    tmp_path: Path,
+) -> None:
+    """Case S6, as far as streams are not resumed: nothing new, no cut within the limit, then no quiet end."""
+    async with lease_site.opened(tmp_path, term_s=0.5) as site:
+        site.want(lease_site.desired())
+        replica = await site.serving()
+        streams = [
+            asyncio.create_task(site.ask(replica, f"q{n}", tokens=tokens))
+            for n, tokens in enumerate((100, 2000, 2000))
+        ]
+        await site.broker.until(lambda r: r.slots[0].replicas[0].stats.interactive == 3)
+        began = time.monotonic()
+        site.want(lease_site.desired(run=False, drain_s=3.0))
+        await site.broker.until(lambda r: lease_site.state(r, "r-1") == "draining")
+        status, _ = await site.post(
+            replica,
+            "/v1/completions",
+            {"prompt": "x"},
+            **asgi.headers(asgi.identity("late"), secret=private.read(Path(replica.secret_file))),
+        )
+        assert status == 429
+        short, *long = await asyncio.gather(*streams)
+        assert kinds(short)[-1] is frames.Kind.END
+        assert time.monotonic() - began >= 3.0
+        for found in long:
+            assert frames.Kind.END not in kinds(found)
+            assert not any(b"[DONE]" in frame.payload for frame in found)
+        await site.broker.until(lambda r: lease_site.state(r, "r-1") == "stopped")
 
 
 async def test_a_closed_slot_gives_its_gpus_to_the_next_one(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway import settings
 from scheduler.contracts import fleet
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
 from tests.unit.gateway import harness
@@ -44,6 +45,7 @@ async def queued_call(min_ping_s: float) -> grpc.aio.AioRpcError:
 
 async def test_a_call_that_waits_survives_its_clients_pings_g13() -> None:
     """With our options it does; with gRPC's own default of five minutes the same call is cut."""
+    assert settings.GatewaySettings().keepalive_min_ping_s < 10  # what clients commonly ping by
     ours, default = await asyncio.gather(queued_call(PING_MS / 2_000), queued_call(300))
     assert ours.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # the gateway's word, after the wait
     assert default.code() is grpc.StatusCode.UNAVAILABLE
