@@ -187,6 +187,7 @@ class Demo:
         (answer,) = await users.burst(1, SPIKE_TOKENS, concurrency=1)
         if not answer.complete:
             raise DemoError(f"no whole answer over HTTP: {answer.error}")
+        self._show.line("two answers; the tiny Llama has random weights, so their words are noise")
         self._show.line(f"HTTP stream: {answer.text!r}")
         asked = forebay_pb2.GenerateRequest(
             model=site.MODEL,
