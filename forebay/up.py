@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -118,10 +119,11 @@ def interruptible(body: Coroutine[Any, Any, int]) -> int:
 def examples(addresses: dict[str, str], state: Path, model: str) -> str:
     """Return examples to paste: environment, curl, the `openai` package, gRPC, the commands."""
     http, grpc = addresses["http"], addresses["grpc"]
+    programs = Path(sys.executable).parent
     key = state / "secrets" / installation.ADMIN_KEY
     question = "Why does the tide come in twice a day?"
     return f"""\
-export FOREBAY_URL={http} FOREBAY_API_KEY_FILE={key}
+export PATH={programs}:$PATH FOREBAY_URL={http} FOREBAY_API_KEY_FILE={key}
 
 curl -N {http}/v1/chat/completions -H "Authorization: Bearer $(cat {key})" \\
   -H 'Content-Type: application/json' \\
@@ -147,5 +149,9 @@ for chunk in stub.Generate(asked, metadata=[("authorization", "Bearer " + key)])
     print(chunk.text, end="", flush=True)
 PYTHON
 
-fbatch --wait requests.jsonl; fqueue; finfo; fctl show replicas; facct; freport team
+cat >requests.jsonl <<'JSONL'
+{{"custom_id": "tide", "method": "POST", "url": "/v1/chat/completions", "body": {{"model": "{model}", \
+"max_tokens": 32, "messages": [{{"role": "user", "content": "{question}"}}]}}}}
+JSONL
+fbatch --wait requests.jsonl; fqueue; finfo; fctl show replicas; facct; freport team -S today
 """
