@@ -317,7 +317,8 @@ class Demo:
                 if time.monotonic() > deadline:
                     raise DemoError(f"job {job} has not ended: {state}")
                 await asyncio.sleep(_POLL_S * 3)
-        self._show.line(f"job {job}: {state['state']}, {state['lines']}")
+        counts = ", ".join(f"{count} {name}" for name, count in state["lines"].items())
+        self._show.line(f"job {job}: {state['state']} ({counts})")
 
     async def _preempted(self, job: int) -> int:
         answer = await self._call(
