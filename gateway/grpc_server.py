@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import grpc
+from google.protobuf import message as protobuf
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -14,6 +15,7 @@ from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
 SERVICE = "forebay.v1.Inference"
 Context = grpc.aio.ServicerContext[Any, Any]
 _Answer = TypeVar("_Answer")
+_Message = TypeVar("_Message", bound=protobuf.Message)
 
 
 def options(table: settings.GatewaySettings) -> list[tuple[str, int]]:
@@ -70,7 +72,7 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
         arrived_us = self._gateway.deps.clock.wall_us()
         metadata = _metadata(context)
         caller = await self._caller(context)
-        endpoint, body = openai_body(message)
+        endpoint, body = openai_body(_readable(message))
         checks.check(endpoint, body)
         source = resolve.Source(endpoint, body, caller, wishes(message, metadata), arrived_us)
         request_id = ids.RequestId(ids.uuid7())
@@ -92,7 +94,7 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
 
         async def cancel() -> forebay_pb2.CancelResponse:
             caller = await self._caller(context)
-            done = self._gateway.path.cancel(request.request_id, caller)
+            done = self._gateway.path.cancel(_readable(request).request_id, caller)
             return forebay_pb2.CancelResponse(cancelled=done)
 
         return await _explained(context, cancel)
@@ -161,10 +163,52 @@ def wishes(message: forebay_pb2.GenerateRequest, metadata: Mapping[str, str]) ->
     )
 
 
+def _handlers(inference: Inference) -> grpc.GenericRpcHandler:
+    """Return the service's handlers.
+
+    Not the generated ones: they answer UNKNOWN, in protobuf's words, to a message that can't be read.
+    """
+    found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Generate": grpc.unary_stream_rpc_method_handler(
+            inference.Generate,
+            _reader(forebay_pb2.GenerateRequest),
+            forebay_pb2.TokenChunk.SerializeToString,
+        ),
+        "Cancel": grpc.unary_unary_rpc_method_handler(
+            inference.Cancel,
+            _reader(forebay_pb2.CancelRequest),
+            forebay_pb2.CancelResponse.SerializeToString,
+        ),
+        "ListModels": grpc.unary_unary_rpc_method_handler(
+            inference.ListModels,
+            _reader(forebay_pb2.ListModelsRequest),
+            forebay_pb2.ListModelsResponse.SerializeToString,
+        ),
+    }
+    return grpc.method_handlers_generic_handler(SERVICE, found)
+
+
+def _reader(kind: type[_Message]) -> Callable[[bytes], _Message | errors.BadRequest]:
+    def read(raw: bytes) -> _Message | errors.BadRequest:
+        try:
+            return kind.FromString(raw)
+        except protobuf.DecodeError as error:
+            return errors.BadRequest(f"request: {str(error)[:200]}")
+
+    return read
+
+
+def _readable(asked: _Message | errors.BadRequest) -> _Message:
+    """Return the message; raises the error that stands in its place."""
+    if isinstance(asked, errors.BadRequest):
+        raise asked
+    return asked
+
+
 def server(gateway: assembly.Gateway) -> "Served":
     """Return the server with its services, not yet bound or started."""
     made = grpc.aio.server(options=options(gateway.deps.settings))
-    forebay_pb2_grpc.add_InferenceServicer_to_server(Inference(gateway), made)
+    made.add_generic_rpc_handlers((_handlers(Inference(gateway)),))
     state = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(state, made)
     names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)

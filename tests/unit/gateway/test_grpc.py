@@ -106,6 +106,25 @@ async def test_errors_have_the_documented_status() -> None:
         assert not fake.received
 
 
+@pytest.mark.parametrize("raw", [b"\x0a\x02\xff\xfe", b"\x0a\x7fcut"])
+@pytest.mark.parametrize("method", ["Generate", "Cancel"])
+async def test_bad_utf8_and_cut_messages_are_the_callers_fault(method: str, raw: bytes) -> None:
+    async with (
+        harness.one_replica(harness.hello) as (served, fake),
+        grpc.aio.insecure_channel(served.grpc, options=[("grpc.enable_http_proxy", 0)]) as channel,
+    ):
+        call: Any = channel.unary_stream(f"/{grpc_server.SERVICE}/{method}")
+        for metadata, status, code in (
+            (ANN, grpc.StatusCode.INVALID_ARGUMENT, "bad_request"),
+            ((), grpc.StatusCode.UNAUTHENTICATED, "invalid_api_key"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(raw, metadata=metadata).read()
+            assert caught.value.code() is status
+            assert dict(caught.value.trailing_metadata() or ())["x-forebay-code"] == code
+        assert not fake.received
+
+
 async def test_replica_lost_mid_stream_is_unavailable_g1() -> None:
     async def cut(received: harness.Received, out: harness.Out) -> None:
         await out.send(harness.data(harness.chat_event({"content": "a"}), 1))
