@@ -47,13 +47,11 @@ class Job:
     @classmethod
     def accepted(cls, house: running.Running, key: str, lines: int, tokens: int) -> "Job":
         """Submit over HTTP."""
-        answer = httpx.post(
+        answer = house.client.post(
             house.http + JOBS,
             params={"options": "{}"},
             content=text(lines, tokens).encode(),
             headers={"Authorization": f"Bearer {key}"},
-            timeout=30,
-            trust_env=False,
         )
         assert answer.is_success, answer.text
         return cls(house, answer.json()["job_id"], lines)
@@ -80,10 +78,9 @@ class Job:
         state = self.state()
         wanted = {f"line-{number:03}": 1 for number in range(self.lines)}
         assert state["state"] == "COMPLETED", state
-        answers = httpx.get(
+        answers = self._house.client.get(
             f"{self._house.http}{JOBS}/{self.job_id}/output",
             headers={"Authorization": f"Bearer {self._house.admin_key}"},
-            trust_env=False,
         ).text
         published = [json.loads(line) for line in answers.splitlines()]
         assert collections.Counter(row["custom_id"] for row in published) == wanted

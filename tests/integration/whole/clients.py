@@ -15,7 +15,6 @@ from tests.integration.whole import running
 
 _numbers = itertools.count(1)
 CHAT = "/v1/chat/completions"
-_TIMEOUT = httpx.Timeout(90.0)
 
 
 def chat(tokens: int, **more: Any) -> dict[str, Any]:
@@ -42,9 +41,7 @@ def post(
     if request_id:
         headers["X-Request-Id"] = request_id
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return httpx.post(
-        house.http + path, content=content, headers=headers, timeout=_TIMEOUT, trust_env=False
-    )
+    return house.client.post(house.http + path, content=content, headers=headers)
 
 
 @contextlib.contextmanager
@@ -84,6 +81,7 @@ class Stream:
         self._first = threading.Event()
         self._leave_after = leave_after
         self._body = chat(tokens, stream=True)
+        self._client = house.client
         self._url = house.http + CHAT
         self._headers = {"Authorization": f"Bearer {key}", "X-Request-Id": self.request_id}
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -113,13 +111,8 @@ class Stream:
 
     def _read(self) -> None:
         try:
-            with httpx.stream(
-                "POST",
-                self._url,
-                json=self._body,
-                headers=self._headers,
-                timeout=_TIMEOUT,
-                trust_env=False,
+            with self._client.stream(
+                "POST", self._url, json=self._body, headers=self._headers
             ) as answer:
                 if answer.status_code != 200:
                     answer.read()

@@ -36,7 +36,7 @@ def site_house(
         try:
             yield made
         finally:
-            made.down()
+            made.close()
 
 
 @contextlib.contextmanager

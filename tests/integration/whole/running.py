@@ -94,6 +94,14 @@ class Running:
         self.config_file = folder / "forebay.toml"
         self._log = folder / "up.log"
         self._process: subprocess.Popen[bytes] | None = None
+        # A client and its TLS context for each call would cost more than the call; no connection is
+        # kept, since what is at its other end may be killed.
+        self.client = httpx.Client(
+            timeout=90,
+            trust_env=False,
+            verify=False,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        )
         http, grpc = _free_ports()
         self.http, self.grpc = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
         self.env = {**os.environ, **(env or {}), "FOREBAY_URL": self.http}
@@ -128,6 +136,13 @@ class Running:
         finally:
             self._process = None
 
+    def close(self) -> None:
+        """End it for good."""
+        try:
+            self.down()
+        finally:
+            self.client.close()
+
     def log(self) -> str:
         """Return the log of `forebay up`."""
         return self._log.read_text(errors="replace")
@@ -159,14 +174,12 @@ class Running:
 
     def call(self, method: str, path: str, body: Any = None, **params: str) -> Any:
         """Ask the gateway as an admin; an answer that is no success fails the test."""
-        answer = httpx.request(
+        answer = self.client.request(
             method,
             self.http + path,
             json=body,
             params=params,
             headers={"Authorization": f"Bearer {self.admin_key}"},
-            timeout=30,
-            trust_env=False,
         )
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
         return answer.json()
@@ -202,11 +215,8 @@ class Running:
 
     def open_requests(self) -> int:
         """Return how many requests wait or run in the gateway."""
-        text = httpx.get(
-            f"{self.http}/metrics",
-            headers={"Authorization": f"Bearer {self.admin_key}"},
-            trust_env=False,
-        ).text
+        headers = {"Authorization": f"Bearer {self.admin_key}"}
+        text = self.client.get(f"{self.http}/metrics", headers=headers).text
         (line,) = (each for each in text.splitlines() if each.startswith("forebay_requests_open "))
         return int(float(line.split()[1]))
 
@@ -235,13 +245,15 @@ class Running:
     def slurm_jobs(self) -> list[str]:
         """Return the ids of the open Slurm jobs that bear our stamp, by Slurm's own word."""
         table = configs.load(self.config_file).table(slurm_settings.SlurmSettings)
+        if table.rest_url:
+            table = dataclasses.replace(table, client="cli")  # another way than Forebay's own
         port = select.connect(table, self.state).port
         return sorted(job.job_id for job in port.jobs() if job.stamp and not job.state.final)
 
     # Its commands
 
     def command(
-        self, name: str, *words: str, key: str = "", stdin: str = "", user: str = ""
+        self, name: str, *words: str, key: str = "", user: str = "", cwd: Path | None = None
     ) -> Command:
         """Run a command as a user does; without a key it is MUNGE that says who asks."""
         argv = [str(Path(sys.executable).parent / name), *words]
@@ -250,8 +262,8 @@ class Running:
         done = subprocess.run(
             argv,
             env=self.env | ({"FOREBAY_API_KEY": key} if key else {}),
-            cwd=self.folder,
-            input=stdin,
+            cwd=cwd or self.folder,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=60,

@@ -1,6 +1,9 @@
 """What users get on a quiet day: both doors, the commands, and who may come in."""
 
 import json
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -101,15 +104,19 @@ def test_munge(house: running.Running) -> None:
     """On a login node the Unix user is credential enough, and only if Slurm knows the user's team."""
     as_root = house.command("fqueue", "-t", "all")
     assert as_root.code == 0, as_root.err
-    submitted = house.command(
-        *("fbatch", "--parsable", "--wait", "-"), stdin=batches.text(3, 4), user=conftest.USER
-    )
-    assert submitted.code == 0, submitted.err
-    job = batches.Job(house, int(submitted.out.split(";")[0]), 3)
+    with tempfile.TemporaryDirectory() as home:  # pytest's own folders are closed to other users
+        shutil.chown(home, conftest.USER)
+        file = Path(home) / "requests.jsonl"
+        file.write_text(batches.text(3, 4))
+        submitted = house.command(
+            *("fbatch", "--parsable", "--wait", str(file)), user=conftest.USER, cwd=Path(home)
+        )
+        assert submitted.code == 0, submitted.err
+        job = batches.Job(house, int(submitted.out.split(";")[0]), 3)
+        answers = Path(home) / f"fbatch-{job.job_id}.jsonl"
+        assert (answers.owner(), len(answers.read_text().splitlines())) == (conftest.USER, 3)
     job.finished()
-    assert {(row["team"], row["user"], row["key_id"]) for row in job.rows()} == {
-        ("physics", conftest.USER, job.rows()[0]["key_id"])
-    }
+    assert {(row["team"], row["user"]) for row in job.rows()} == {("physics", conftest.USER)}
     mine = house.command("fqueue", "--me", "-t", "all", "-h", "-o", "%i %u", user=conftest.USER)
     assert mine.out.split() == [str(job.job_id), conftest.USER]
     stranger = house.command("fqueue", user=conftest.STRANGER)

@@ -7,7 +7,7 @@ import pytest
 from tests.integration.whole import batches, clients, running, waiting
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
-LINES, TOKENS = 200, 50
+LINES, TOKENS = 200, 60
 SPIKE, SPIKE_TOKENS = 40, 25
 
 

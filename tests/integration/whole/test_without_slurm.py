@@ -18,7 +18,7 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[running.Running
     try:
         yield made
     finally:
-        made.down()
+        made.close()
 
 
 def test_answers_and_a_batch_job(laptop: running.Running) -> None:
