@@ -132,7 +132,8 @@ def _write(
         "scheduler": {"calm_s": CALM_S, "adopt_grace_s": 1.0, "drain_s": 5.0, "idle_lease_s": 1.0},
         "slurm": slurm,
         "gateway": {"http_port": 0, "grpc_port": 0, **door},
-        "engines": {"vllm_python": str(python)},
+        # Not the default under /tmp: another demo, or another user's, has nodes of the same names.
+        "engines": {"vllm_python": str(python), "gpu_lock_dir": str(folder / "gpus")},
         "batch_jobs": {"first_window": 32},
     }
     lines = []
