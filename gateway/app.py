@@ -27,6 +27,7 @@ def create(gateway: assembly.Gateway, routers: Sequence[fastapi.APIRouter] = ())
         errors.ForebayError,
         fastapi_exceptions.RequestValidationError,
         starlette_exceptions.HTTPException,
+        Exception,  # a surprise has OpenAI's shape too
     ):
         app.add_exception_handler(kind, _explain)
     app.include_router(openai_routes.router(gateway))

@@ -5,12 +5,14 @@ whatever the input was. Fields that are not listed here are the engine's busines
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from scheduler.contracts import errors, requests
 
 MAX_CHOICES = 128
+_HALF_ESCAPED = re.compile(rb"\\u[dD][89a-fA-F]")
 _KINDS = {
     str: "string",
     bool: "boolean",
@@ -43,7 +45,18 @@ def parse(raw: bytes) -> dict[str, Any]:
         raise errors.BadRequest("body: not JSON: a number is out of range or not finite") from None
     if not isinstance(value, dict):
         raise errors.BadRequest(f"body: must be a JSON object, not a {kind(value)}")
+    if _HALF_ESCAPED.search(raw) and not _is_text(value):
+        raise errors.BadRequest("body: a text holds half a surrogate pair (\\ud800 to \\udfff)")
     return value
+
+
+def _is_text(value: Any) -> bool:
+    """Return whether every text in ``value`` has an encoding; no tokenizer takes one that has none."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check(endpoint: requests.Endpoint, body: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import fastapi
 import uvicorn
 
-from gateway import app, assembly, dependencies, grpc_server, settings
+from gateway import app, assembly, dependencies, grpc_server, protocol, settings
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ async def _stop(
 def _config(application: fastapi.FastAPI, table: settings.GatewaySettings) -> uvicorn.Config:
     return uvicorn.Config(
         application,
-        http="httptools",
+        http=protocol.Protocol,
         ws="none",
         lifespan="off",
         log_config=None,

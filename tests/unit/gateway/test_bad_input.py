@@ -84,6 +84,8 @@ NOT_JSON = [
     (b'{"a": NaN}', "not finite"),
     (b'{"a": ' + b"1" * 5000 + b"}", "out of range"),
     ("{}".encode("utf-16"), "not UTF-8"),
+    (b'{"model": "chat", "x": ["\\ud800"]}', "half a surrogate pair"),
+    (b'{"model": "chat", "\\uDC00\\ud83d": 1}', "half a surrogate pair"),
 ]
 
 
@@ -94,6 +96,30 @@ async def test_bodies_that_are_not_json() -> None:
             assert response.status_code == 400
             assert says in response.json()["error"]["message"]
         assert not fake.received
+
+
+async def test_surrogate_pairs_are_text() -> None:
+    async with harness.one_replica(harness.hello) as (served, fake):
+        messages = [{"role": "user", "content": "\N{WATER WAVE} \\ud800"}]
+        raw = json.dumps(harness.chat_body(messages=messages)).encode()
+        assert b"\\ud83c\\udf0a" in raw
+        assert (await post(served, content=raw)).status_code == 200
+        assert fake.received[0].body["messages"] == messages
+
+
+async def test_a_surprise_has_openais_shape() -> None:
+    router = fastapi.APIRouter()
+
+    @router.get("/broken")
+    async def broken() -> None:
+        raise OverflowError("Python int too large")
+
+    async with harness.gateway(harness.make_view([]), routers=[router]) as served:
+        async with httpx.AsyncClient(base_url=served.http, trust_env=False) as session:
+            answer = await session.get("/broken", headers=harness.ANN_AUTH)
+        assert answer.status_code == 500
+        assert answer.json()["error"]["code"] == "internal"
+        assert "too large" not in answer.text
 
 
 async def test_body_limit_g7() -> None:

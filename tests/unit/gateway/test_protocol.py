@@ -1,0 +1,97 @@
+"""What a connection may cost before its request is known."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from gateway import protocol
+from tests.unit.gateway import harness
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@contextlib.asynccontextmanager
+async def connected(served: harness.Served) -> AsyncIterator[Connection]:
+    host, port = served.http.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def flooded(connection: Connection, begin: bytes, piece: bytes) -> bytes:
+    """Send ``begin``, then pieces until the gateway has had enough; return what it says."""
+    reader, writer = connection
+    answer = asyncio.create_task(reader.read())
+    with contextlib.suppress(ConnectionError):
+        writer.write(begin)
+        for _ in range(1000):
+            writer.write(piece)
+            await writer.drain()
+            if answer.done():
+                break
+    with contextlib.suppress(ConnectionError):
+        return await asyncio.wait_for(answer, 20)
+    return b"reset"
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [
+        (b"GET /health HTTP/1.1\r\nhost: x\r\nx: ", b"a" * 32_000),
+        (b"GET /health HTTP/1.1\r\nhost: x\r\n", b"x: a\r\n" * 5_000),
+        (b"GET /health?", b"a" * 32_000),
+        (
+            b"POST /health HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx: ",
+            b"a" * 32_000,
+        ),
+    ],
+    ids=["a header", "many headers", "the path", "a trailer"],
+)
+async def test_a_head_without_end_is_cut_off(begin: bytes, piece: bytes) -> None:
+    async with (
+        harness.gateway(harness.make_view([])) as served,
+        connected(served) as connection,
+    ):
+        said = await flooded(connection, begin, piece)
+        # A kernel may throw the last words away with what was not read.
+        assert b" 431 " in said or said == b"reset"
+
+
+async def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_HEAD_S", 0.05)
+    async with harness.gateway(harness.make_view([])) as served:
+        for begin in (b"", b"GET /health HT"):
+            async with connected(served) as (reader, writer):
+                writer.write(begin)
+                assert await asyncio.wait_for(reader.read(), 20) == b""
+
+
+async def test_large_bodies_in_odd_chunks_pass() -> None:
+    body = b'{"model": "chat", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}]}'
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(40):
+            yield b" " * 10_000
+        for letter in body:
+            yield bytes([letter])
+
+    async with (
+        harness.one_replica(harness.hello) as (served, _),
+        httpx.AsyncClient(
+            base_url=served.http, headers=harness.ANN_AUTH, trust_env=False
+        ) as session,
+    ):
+        for _ in range(2):
+            answer = await session.post(
+                "/v1/chat/completions",
+                content=pieces(),
+                headers={"content-type": "application/json"},
+            )
+            assert answer.status_code == 200, answer.text
