@@ -5,8 +5,10 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -151,8 +153,14 @@ def _file(name: str, folder: Path, around: Surroundings) -> tuple[Path, str]:
     if name != "-":
         path = around.cwd / name
         try:
-            with path.open("rb"):
-                return path, str(path)
+            with path.open("rb") as file:
+                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    return path, str(path)
+                # A pipe, such as bash's <(…), gives its bytes once, and they are read twice.
+                copied = folder / f"copy-{len(list(folder.iterdir()))}"
+                with copied.open("wb") as copy:
+                    shutil.copyfileobj(file, copy)
+                return copied, str(path)
         except OSError as error:
             raise command_line.CommandError(f"{name}: {error.strerror}") from None
     if around.stdin.isatty():

@@ -22,7 +22,7 @@ import starlette.requests
 from batch_jobs import intake, lines, model, patterns, results, settings
 from batch_jobs import store as stores
 from scheduler.contracts import clock as clocks
-from scheduler.contracts import errors, requests
+from scheduler.contracts import errors, requests, times
 
 PREFIX = "/forebay/v1/jobs"
 Request = starlette.requests.Request
@@ -42,9 +42,9 @@ class Submission(pydantic.BaseModel):
     strict_lines: bool = False
     test_only: bool = False
     hold: bool = False
-    begin_us: int = pydantic.Field(0, ge=0)
-    deadline_us: int = pydantic.Field(0, ge=0)
-    time_limit_s: int = pydantic.Field(0, ge=0)
+    begin_us: int = pydantic.Field(0, ge=0, le=times.LAST_US)
+    deadline_us: int = pydantic.Field(0, ge=0, le=times.LAST_US)
+    time_limit_s: int = pydantic.Field(0, ge=0, le=times.LAST_US // 1_000_000)
     output: str = pydantic.Field("", max_length=4096)
     error: str = pydantic.Field("", max_length=4096)
     cwd: str = pydantic.Field("", max_length=4096)

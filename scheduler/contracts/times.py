@@ -8,6 +8,7 @@ import math
 import re
 
 MINUTE, HOUR, DAY, WEEK = 60, 3600, 86_400, 604_800
+LAST_US = 253_402_214_400_000_000  # the last day of 9999, UTC: what comes later has no date
 _UNITS = {"second": 1, "minute": MINUTE, "hour": HOUR, "day": DAY, "week": WEEK}
 _NAMED_HOURS = {"midnight": 0, "elevenses": 11, "noon": 12, "fika": 15, "teatime": 16}
 _NAMED_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}

@@ -13,8 +13,22 @@ import fastapi
 import pydantic
 from sqlalchemy import exc
 
-from scheduler.contracts import clock, errors, fleet, ports, requests
+from scheduler.contracts import clock, errors, fleet, ports, requests, times
 from scheduler.runtime.registry import keys, store
+
+MAX_REPLICAS = 10_000  # far above any site; a slip of the finger must not flood Slurm with jobs
+
+
+def _printable(text: str) -> str:
+    """Names end up in tables, logs and reports, each of them one line of a terminal."""
+    if not text.isprintable():
+        raise ValueError(
+            "must not contain control characters, line breaks or half a surrogate pair"
+        )
+    return text
+
+
+Name = Annotated[str, pydantic.Field(max_length=256), pydantic.AfterValidator(_printable)]
 
 
 class NewKey(pydantic.BaseModel):
@@ -22,14 +36,14 @@ class NewKey(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
-    team: str
-    user: str
+    team: Name
+    user: Name
     tiers: list[requests.Tier] = [requests.Tier.INTERACTIVE, requests.Tier.STANDARD]
-    models: list[str] = []
+    models: list[Name] = pydantic.Field([], max_length=1000)
     admin: bool = False
     coordinator: bool = False
-    comment: str = ""
-    expires_us: int = 0
+    comment: Name = ""
+    expires_us: int = pydantic.Field(0, ge=0, le=times.LAST_US)
 
 
 class Scale(pydantic.BaseModel):
@@ -37,8 +51,8 @@ class Scale(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
-    replicas: int = pydantic.Field(ge=0)
-    version: str | None = None
+    replicas: int = pydantic.Field(ge=0, le=MAX_REPLICAS)
+    version: Name | None = None
 
 
 def router(

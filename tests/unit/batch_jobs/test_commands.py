@@ -3,7 +3,9 @@
 import dataclasses
 import io
 import json
+import os
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,25 @@ def test_line_numbers_are_those_of_the_script(api: world.AppApi, tmp_path: Path)
     assert said.code == 1
     assert said.err.startswith("line 7: not JSON")
     assert said.out == "1 of 2 lines can be run; nothing was submitted\n"
+
+
+def test_pipes_are_read_whole_and_once(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    script, lines = tmp_path / "script", tmp_path / "lines"
+    writers = []
+    for pipe, data in ((script, SCRIPT), (lines, world.many(2000))):
+        os.mkfifo(pipe)
+        writers.append(threading.Thread(target=pipe.write_bytes, args=(data,), daemon=True))
+        writers[-1].start()
+    assert fbatch(api, tmp_path, str(script), str(lines)).code == 0
+    for writer in writers:
+        writer.join(10)
+    job = store.must(1)
+    assert (job.counts.total, job.comment, job.source) == (2000, "second", str(lines))
+    assert (
+        len(world.many(2000)) > 1 << 16
+    )  # more than what is looked at to tell a script from requests
 
 
 def test_requests_come_from_stdin_too(

@@ -341,3 +341,35 @@ def test_finfo_options(site: Site) -> None:
     assert (code, "no such column" in err) == (1, True)
     _, lines, _ = info(site, "--json")
     assert len(json.loads("\n".join(lines))["replicas"]) == 3 + 3 + 2 + 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("keys", {"team": "physics\n", "user": "ada"}),
+        ("keys", {"team": "physics", "user": "\x1b[2J"}),
+        ("keys", {"team": "physics", "user": "ada", "comment": "x" * 300}),
+        ("keys", {"team": "physics", "user": "ada", "expires_us": 10**30}),
+        ("keys", {"team": "physics", "user": "ada", "expires_us": -1}),
+        ("models/chat/scale", {"replicas": 10**30}),
+        ("models/chat/scale", {"replicas": admin.MAX_REPLICAS + 1}),
+        ("models/chat/scale", {"replicas": 1, "version": "v\0"}),
+    ],
+)
+async def test_wishes_that_no_registry_or_terminal_could_hold(
+    site: Site, path: str, body: dict[str, Any]
+) -> None:
+    answer = await site.call(
+        "POST",
+        f"/admin/{path}",
+        content=json.dumps(body),
+        headers={"Content-Type": "application/json"},
+    )
+    assert 400 <= answer.status_code < 500, answer.text
+    assert site.registry.keys.list() == ()
+    assert [item.replicas for item in site.registry.catalog.deployments()] == [1, 0]
+
+
+def test_half_a_surrogate_pair_is_no_name() -> None:
+    with pytest.raises(ValueError, match="surrogate"):
+        admin.NewKey.model_validate({"team": "physics", "user": "\ud800"})
