@@ -15,7 +15,8 @@ Beside OpenAI's fields: `forebay_priority` (tier: interactive, standard, batch),
 `forebay_cache_hint` (requests that share a prefix), `forebay_version`; or the headers
 `X-Forebay-Priority`, `X-Forebay-Deadline-Ms`, `X-Forebay-Cache-Hint`, `X-Forebay-Version`.
 A token that can't occur has `null` for a log probability, and an input without a finite vector has
-`null` for an embedding beside its own `error`. An adapter is named as `model:adapter`. The answer's `x-forebay-request-id` is Forebay's own id.
+`null` for an embedding beside its own `error`. An adapter is named as `model:adapter`. The answer's
+`x-forebay-request-id` is Forebay's own id.
 """
 _SUMMARIES = {
     requests.Endpoint.CHAT: "Answer a chat, streamed or whole.",
