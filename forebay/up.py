@@ -136,6 +136,7 @@ client = openai.OpenAI(base_url="{http}/v1", api_key=open("{key}").read().strip(
 for chunk in client.chat.completions.create(model="{model}", stream=True, max_tokens=32,
                                             messages=[{{"role": "user", "content": "{question}"}}]):
     print(chunk.choices[0].delta.content or "", end="", flush=True)
+print()
 PYTHON
 
 python - <<'PYTHON'
@@ -147,6 +148,7 @@ asked = forebay_pb2.GenerateRequest(model="{model}", max_tokens=32, messages=[
 key = open("{key}").read().strip()
 for chunk in stub.Generate(asked, metadata=[("authorization", "Bearer " + key)]):
     print(chunk.text, end="", flush=True)
+print()
 PYTHON
 
 cat >requests.jsonl <<'JSONL'
