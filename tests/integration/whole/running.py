@@ -27,7 +27,7 @@ REPLICAS = 2
 SEATS = 8
 CONTEXT = 2048
 STEP_MS = 20.0  # so that a stream of 100 tokens lasts two seconds
-_UP_S = 90.0
+_UP_S = 180.0
 # One call first, which imports everything: the other user may not be able to read this Python's files.
 _AS_USER = """
 import os, pwd, sys, httpx

@@ -12,7 +12,7 @@ import pytest
 from scheduler.contracts.v1 import forebay_pb2
 from tests.integration.whole import batches, clients, conftest, running
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 QUESTION: Any = [{"role": "user", "content": "Why does the tide come in twice a day?"}]
 
 

@@ -12,7 +12,7 @@ from scheduler.contracts.v1 import forebay_pb2
 from tests import services
 from tests.integration.whole import batches, clients, running, waiting
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
 @contextlib.contextmanager

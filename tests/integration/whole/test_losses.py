@@ -10,7 +10,7 @@ from slurm_plugins import devcluster
 from tests import realslurm
 from tests.integration.whole import batches, clients, running, waiting
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 LINES, TOKENS = 60, 60
 
 

@@ -8,7 +8,7 @@ import pytest
 from scheduler.contracts.v1 import forebay_pb2
 from tests.integration.whole import clients, running
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 TOO_LONG = " ba" * (running.CONTEXT + 1)
 LARGE = 50 * 1024 * 1024
 

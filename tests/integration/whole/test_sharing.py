@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.whole import batches, clients, running, waiting
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 LINES, TOKENS = 200, 60
 SPIKE, SPIKE_TOKENS = 40, 25
 

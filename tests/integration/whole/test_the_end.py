@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.whole import clients, running, waiting
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
 def test_nothing_is_left(site_house: running.Running) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.whole import batches, clients, running, waiting
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

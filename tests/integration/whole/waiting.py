@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-LONG_S = 60.0  # far above what two busy cores need; a test that waits so long has failed
+LONG_S = 90.0  # far above what two busy cores need; a test that waits so long has failed
 _EVERY_S = 0.05
 
 
