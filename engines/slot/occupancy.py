@@ -16,7 +16,7 @@ from engines import processes
 
 
 class Occupied(Exception):
-    """A GPU is held by a process that lives; the message says by whom."""
+    """A GPU can't be taken: a living process holds it, or no note can be written; the message says which."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,11 +64,21 @@ class Occupancy:
         """Note that ``who`` holds ``gpus``.
 
         Raises:
-            Occupied: another replica's process holds one of them; then nothing is noted.
+            Occupied: another replica's process holds one of them, and then nothing is noted; or the
+                folder is another user's.
         """
         names = tuple(gpus)
         if not names:
             return
+        try:
+            self._take(names, who)
+        except OSError as error:
+            raise Occupied(
+                f"no note of who holds which GPU can be written ({error}): "
+                "give [engines] gpu_lock_dir a folder that this user may write"
+            ) from error
+
+    def _take(self, names: tuple[str, ...], who: Holder) -> None:
         with self._locked():
             for gpu in names:
                 other = self.holder(gpu)
@@ -83,11 +93,11 @@ class Occupancy:
                 fresh.replace(self._note(gpu))
 
     def give_back(self, gpus: Iterable[str], replica_id: str) -> None:
-        """Remove the notes of a replica that has ended."""
+        """Remove the notes of a replica that has ended; one that is left names a dead process, no holder."""
         names = tuple(gpus)
         if not names:
             return
-        with self._locked():
+        with contextlib.suppress(OSError), self._locked():
             for gpu in names:
                 with contextlib.suppress(OSError, ValueError, TypeError):
                     if Holder(**json.loads(self._note(gpu).read_text())).replica_id == replica_id:

@@ -83,3 +83,13 @@ def test_a_recycled_pid_is_not_the_holder(tmp_path: Path) -> None:
     stale = occupancy.Holder(os.getpid(), 1, "l-0", "l-0.s0", "r-0")
     notes.take(["0"], stale)
     assert notes.holder("0") is None
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    taken = tmp_path / "gpus"
+    taken.write_text("")
+    notes = occupancy.Occupancy(taken, "n1")
+    with pytest.raises(occupancy.Occupied, match="gpu_lock_dir"):
+        notes.take(["0"], holder(os.getpid()))
+    notes.give_back(["0"], "r-1")
+    assert taken.read_text() == "", "giving back what was never taken changes nothing"
