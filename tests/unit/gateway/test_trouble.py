@@ -77,6 +77,23 @@ async def test_openai_client_raises_on_a_cut_stream_g1() -> None:
         assert "".join(text) == "Hello"
 
 
+async def test_killed_in_the_middle_of_a_character_g6() -> None:
+    """Case G6: whole characters before it arrive as they are; of the cut one nothing, and no U+FFFD."""
+    crab = harness.data(harness.chat_event({"content": "🦀"}), 2).encode()
+
+    async def cut(received: harness.Received, out: harness.Out) -> None:
+        await out.send(harness.data(harness.chat_event({"content": "naïve 漢字 "}), 1))
+        await out.raw(crab[: crab.index("🦀".encode()) + 2])
+        await out.reset()
+
+    async with harness.one_replica(cut) as (served, _), http(served) as session:
+        raw = (await session.post(CHAT, json=harness.chat_body(stream=True))).content
+        first, last = [json.loads(line[6:]) for line in raw.decode().splitlines() if line]
+        assert first["choices"][0]["delta"]["content"] == "naïve 漢字 "
+        assert last["error"]["code"] == "replica_lost"
+        assert "\ufffd" not in raw.decode()
+
+
 async def lost_after_lm(received: harness.Received, out: harness.Out) -> None:
     """Die while the engine holds ``LM`` back, which may be half of the stop string ``LMNOP``."""
     await out.send(harness.data(harness.chat_event({"content": "JK"}), 1), harness.data(b"", 2))
