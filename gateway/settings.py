@@ -19,8 +19,8 @@ class GatewaySettings:
     grpc_port: int = setting(8001, "Port of the gRPC interface; 0 takes a free one.", least=0)
     workers: int = setting(
         1,
-        "Gateway processes on this host that share the ports; each has its own queues, so one is "
-        "right until a core is full.",
+        "`forebay gateway` services that you start on this host; above 1 they share the ports. Each has "
+        "its own queues, so one, as `forebay up` starts it, is right until a core is full.",
         least=1,
     )
     body_limit: int = setting(
