@@ -106,6 +106,9 @@ class Tree:
                     pass_fds=(writer,),
                     start_new_session=True,  # a Ctrl-C is for the parent, which stops us in order
                 )
+        except OSError:
+            os.close(reader)
+            raise
         finally:
             os.close(writer)
         try:
@@ -133,6 +136,8 @@ class Tree:
                 await self._spawn(part, 60.0)
             except StartError as error:
                 self._say(str(error))
+            except OSError as error:  # a full disk, no memory: it is tried again as one that ended
+                self._say(f"{part.name} can't be started: {error}")
 
 
 async def _line(fd: int) -> bytes:
