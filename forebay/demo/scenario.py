@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import pwd
 import subprocess
 import sys
 import time
@@ -222,7 +223,9 @@ class Demo:
                 }
                 file.write(json.dumps(line) + "\n")
         if not self._where.munge:
-            self._env["FOREBAY_API_KEY"] = await self._key(site.BATCH_TEAM, "grace", "batch")
+            # Files are written for a Unix user alone, and without root for the one who runs this.
+            user = pwd.getpwuid(os.geteuid()).pw_name
+            self._env["FOREBAY_API_KEY"] = await self._key(site.BATCH_TEAM, user, "batch")
         said = await self._command(
             "fbatch",
             "--parsable",

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 from scheduler.contracts import command_line
@@ -70,6 +71,27 @@ def engine_python() -> Path:
 async def prepared(say: Callable[[str], None]) -> AsyncIterator[Site]:
     """Bring the demo's cluster up; down again at the end, however the body ended."""
     folder = Path("build/demo").absolute()
+    with _alone(folder):
+        async with _prepared(folder, say) as found:
+            yield found
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the demo's folder: a second run would clear away what the first one stands on."""
+    folder.parent.mkdir(exist_ok=True)
+    with (folder.parent / "demo.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise command_line.CommandError(
+                f"another `make demo` or `make up` runs in {folder.parent.parent}: end it first"
+            ) from None
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _prepared(folder: Path, say: Callable[[str], None]) -> AsyncIterator[Site]:
     real, why = choose()
     say(f"Slurm: {'real, in its own folder and ports' if real else 'embedded'} ({why})")
     await asyncio.to_thread(devcluster.down, folder / "slurm", purge=True)  # what a killed run left
