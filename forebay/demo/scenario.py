@@ -15,10 +15,10 @@ from typing import Any
 import grpc
 from rich import console, progress
 
-from forebay import api, installation, up
+from forebay import api, installation, tree, up
 from forebay import config as configs
 from forebay.demo import load, outcome, site
-from scheduler.contracts import clock, command_line, fleet
+from scheduler.contracts import clock, command_line, fleet, slurm
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
 from scheduler.runtime import client
 
@@ -38,7 +38,13 @@ class DemoError(command_line.CommandError):
 
 def main() -> int:
     """Run the demo; returns 0 only if every promise of its closing table was kept."""
-    return up.interruptible(_main())
+    try:
+        return up.interruptible(_main())
+    except tree.StartError as error:
+        print(f"forebay demo: error: {error}", file=sys.stderr)  # with the log's end: several lines
+        return 1
+    except slurm.SlurmError as error:
+        raise command_line.CommandError(f"Slurm can't be used: {error}") from error
 
 
 async def _main() -> int:

@@ -125,6 +125,8 @@ async def _prepared(folder: Path, say: Callable[[str], None]) -> AsyncIterator[S
         env = {**cluster.env(), "FOREBAY_MUNGE_SOCKET": str(cluster.munge_socket)}
         file = _write(folder, python, model, table, door)
         yield Site(folder, file, cluster.version, env, munge=True)
+    except devcluster.DevClusterError as error:
+        raise command_line.CommandError(f"no Slurm cluster here: {error}") from error
     finally:
         await asyncio.to_thread(devcluster.down, folder / "slurm", purge=True)
 
