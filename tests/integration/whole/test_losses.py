@@ -61,7 +61,7 @@ def test_replica_killed(house: running.Running, key: str) -> None:
     assert {row["outcome"] for row in job.rows()} <= {"ok", "replica_lost", "preempted", "refused"}
 
 
-def test_lease_cancelled(house: running.Running, key: str, slurm_site: devcluster.Site) -> None:
+def test_lease_cancelled(house: running.Running, key: str) -> None:
     job = batches.Job.submit(house, key, LINES, TOKENS)
     stream = clients.Stream(house, key, 500).begun()
     row = open_row(house, stream)
