@@ -226,7 +226,8 @@ def _freport_parser() -> command_line.Parser:
         "  freport user by month --month 2026-11 --csv\n  freport reconcile -S now-1day",
     )
     parser.add_argument("report", choices=[*freport_rows.REPORTS, "reconcile"])
-    parser.add_argument("words", nargs="*", metavar="by UNIT", help="hour, day (default) or month")
+    parser.add_argument("words", nargs="*", default=[], metavar="by UNIT",
+                        help="hour, day (default) or month")  # fmt: skip
     _window_options(parser)
     parser.add_argument("--month", metavar="YYYY-MM", help="that month, instead of -S and -E")
     parser.add_argument("-t", dest="unit", metavar="UNIT", default="Seconds",

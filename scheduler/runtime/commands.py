@@ -86,14 +86,20 @@ def _add_key(commands: Any) -> None:
     key = commands.add_parser("key", help="create, list or revoke API keys")
     verbs = key.add_subparsers(dest="verb", required=True, metavar="VERB")
     create = verbs.add_parser("create", help="make a key; its token is shown once")
-    create.add_argument("--team", required=True)
-    create.add_argument("--user", required=True)
-    create.add_argument("--tiers", default="interactive,standard")
+    create.add_argument("--team", required=True, help="who pays: the Slurm account")
+    create.add_argument("--user", required=True, help="who asks, as the bill shows it")
+    create.add_argument(
+        "--tiers",
+        default="interactive,standard",
+        help="of interactive, standard, batch (%(default)s)",
+    )
     create.add_argument("--models", default="", help="with commas; empty: all")
     create.add_argument("--expires", default="", help="as sacct's -S: now+30days, 2027-01-01")
-    create.add_argument("--comment", default="")
-    create.add_argument("--admin", action="store_true")
-    create.add_argument("--coordinator", action="store_true")
+    create.add_argument("--comment", default="", help="kept with the key")
+    create.add_argument("--admin", action="store_true", help="may do all that fctl does")
+    create.add_argument(
+        "--coordinator", action="store_true", help="may see and cancel all of its team's"
+    )
     create.set_defaults(act=_key_create)
     listing = verbs.add_parser("list", help="list keys, without their secrets")
     listing.set_defaults(act=_key_list)

@@ -16,7 +16,7 @@ format: %P tier, %m model, %v version, %a up, %D replicas, %c seats, %G GPUs, %t
 """
 _FIELD = re.compile(r"%(\.?)(\d*)([A-Za-z])")
 DEFAULT = "%.12P %.16m %.5a %.8D %.8c %.5G %.9t %N"
-BY_NODE = "%N %.12P %.16m %.9t %.11r %.8c %.5G"
+BY_NODE = "%16N %.12P %.16m %.9t %.11r %.8c %.5G"
 SUMMARY = "%.12P %.16m %.5a %.18D %.5G %N"
 _HEADS = {
     "P": "TIER",
