@@ -19,8 +19,9 @@ class BatchJobsSettings:
         64, "Jobs that one runner works on at the same time; more wait as PENDING.", least=1
     )
     first_window: int = setting(
-        4,
-        "Lines in flight for each model at the start; doubles until the fleet says full.",
+        32,
+        "Lines in flight for each model at the start, so that long lines fill a fleet at once; what finds "
+        "no seat waits in the gateway's queue. Doubles until the fleet says full.",
         least=1,
     )
     max_window: int = setting(

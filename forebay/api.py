@@ -32,6 +32,10 @@ class GatewayApi:
 
     def __init__(self, url: str, authorization: "Credential") -> None:
         self.url = url.rstrip("/")
+        try:
+            httpx.URL(self.url)
+        except httpx.InvalidURL as error:
+            raise command_line.CommandError(f"FOREBAY_URL: {url}: {error}") from error
         self._authorization = authorization
 
     def call(
@@ -90,6 +94,10 @@ class Credential:
             command_line.CommandError: there is no key, and MUNGE gives no credential.
         """
         if self._key:
+            if not (self._key.isascii() and self._key.isprintable()):
+                raise command_line.CommandError(
+                    "the API key holds characters that none has: see FOREBAY_API_KEY, FOREBAY_API_KEY_FILE"
+                )
             return f"Bearer {self._key}"
         if shutil.which("munge") is None:
             raise command_line.CommandError(
@@ -126,7 +134,7 @@ def connect(env: Mapping[str, str] | None = None) -> GatewayApi:
     key = environ.get("FOREBAY_API_KEY", "")
     if not key and (name := environ.get("FOREBAY_API_KEY_FILE", "")):
         try:
-            key = Path(name).read_text().strip()
+            key = Path(name).read_text(encoding="latin-1").strip()
         except OSError as error:
             raise command_line.CommandError(
                 f"FOREBAY_API_KEY_FILE: {name}: {error.strerror}"

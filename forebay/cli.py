@@ -144,6 +144,10 @@ def _up(asked: argparse.Namespace) -> int:
         return 1
     except slurm.SlurmError as error:
         raise command_line.CommandError(f"Slurm can't be used: {error}") from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise command_line.CommandError(f"{error.filename}: {error.strerror}") from error
 
 
 def _found(given: str) -> Path:
@@ -164,6 +168,8 @@ def _load(given: str) -> config.Config:
 
 def _log() -> None:
     level = os.environ.get("FOREBAY_LOG", "INFO").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise command_line.CommandError(f"FOREBAY_LOG: {level!r} is no level: use INFO or DEBUG")
     logging.basicConfig(
         level=level, format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
     )

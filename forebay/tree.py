@@ -17,6 +17,7 @@ from typing import Any
 
 READY_FD_OPTION = "--ready-fd"
 PARENT_OPTION = "--parent"
+_READY_S = 120.0  # imports take a second, and many on a busy machine
 _STOP_GRACE_S = 40.0  # a gateway drains its streams for up to 30 s
 _BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 _STABLE_S = 60.0  # a child that lived this long starts again without delay
@@ -66,7 +67,7 @@ class Tree:
         self._stopping = False
         self.parts: dict[str, Part] = {}
 
-    async def start(self, name: str, timeout_s: float = 60.0) -> dict[str, Any]:
+    async def start(self, name: str, timeout_s: float = _READY_S) -> dict[str, Any]:
         """Start part ``name`` and return what it says when it is ready.
 
         Raises:
@@ -76,6 +77,10 @@ class Tree:
         await self._spawn(part, timeout_s)
         part.watcher = asyncio.create_task(self._watch(part), name=f"watch {name}")
         return part.ready
+
+    def settle(self, env: Mapping[str, str]) -> None:
+        """Give parts that start from now on, restarts included, these variables too."""
+        self._env.update(env)
 
     async def stop(self) -> None:
         """Stop every part, the one started last first; returns when all are gone."""
@@ -133,7 +138,7 @@ class Tree:
             await asyncio.sleep(delay)
             started = loop.time()
             try:
-                await self._spawn(part, 60.0)
+                await self._spawn(part, _READY_S)
             except StartError as error:
                 self._say(str(error))
             except OSError as error:  # a full disk, no memory: it is tried again as one that ended

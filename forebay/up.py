@@ -6,7 +6,7 @@ import fcntl
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,21 @@ async def running(
         try:
             await parts.start("broker")
             addresses = await parts.start("gateway")
+            parts.settle(kept(addresses))
             await parts.start("batchd")
             yield addresses
         finally:
             await _leave(parts, port, port.cluster, say)
+
+
+def kept(addresses: Mapping[str, str]) -> dict[str, str]:
+    """Return what keeps a gateway at its addresses: port 0 means any port once, not a new one each time."""
+    ports = {name: where.rsplit(":", 1)[1] for name, where in addresses.items()}
+    return {
+        "FOREBAY_GATEWAY_HTTP_PORT": ports["http"],
+        "FOREBAY_GATEWAY_GRPC_PORT": ports["grpc"],
+        "FOREBAY_URL": addresses["http"],
+    }
 
 
 @contextlib.contextmanager

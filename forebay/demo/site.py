@@ -157,8 +157,11 @@ def _write(
         "slurm": slurm,
         "gateway": {"http_port": 0, "grpc_port": 0, **door},
         # Not the default under /tmp: another demo, or another user's, has nodes of the same names.
-        "engines": {"vllm_python": str(python), "gpu_lock_dir": str(folder / "gpus")},
-        "batch_jobs": {"first_window": 32},
+        "engines": {
+            "vllm_python": str(python),
+            "gpu_lock_dir": str(folder / "gpus"),
+            "grace_s": 4.0,
+        },
     }
     lines = []
     for name, values in tables.items():

@@ -119,6 +119,24 @@ def test_address_and_key_come_from_files(url: str, tmp_path: Path) -> None:
         api.connect(env)
 
 
+@pytest.mark.parametrize("key", ["fbk_\N{WATER WAVE}", "fbk_a\nb", "fbk_\u00e9"])
+def test_a_key_that_no_header_can_carry_is_told_in_one_line(url: str, key: str) -> None:
+    with pytest.raises(command_line.CommandError, match="characters that none has"):
+        api.connect({"FOREBAY_URL": url, "FOREBAY_API_KEY": key}).call("GET", "/x")
+
+
+def test_a_key_file_of_any_bytes_is_told_in_one_line(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(b"\x7fELF\xd0\x00")
+    with pytest.raises(command_line.CommandError, match="characters that none has"):
+        api.connect({"FOREBAY_URL": url, "FOREBAY_API_KEY_FILE": str(file)}).call("GET", "/x")
+
+
+def test_an_address_that_is_none_is_told_in_one_line() -> None:
+    with pytest.raises(command_line.CommandError, match=r"^FOREBAY_URL: http://\[: "):
+        api.connect({"FOREBAY_URL": "http://[", "FOREBAY_API_KEY": "fbk_a"})
+
+
 def test_without_a_key_munge_makes_the_credential(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from forebay import tree
+from forebay import tree, up
 
 # Says that it is ready, and ends.
 _PART = f"""#!{sys.executable} -S
 import os, sys
 os.write(int(sys.argv[sys.argv.index("--ready-fd") + 1]), b"{{}}\\n")
+"""
+
+_TELLS_ITS_PORT = f"""#!{sys.executable} -S
+import os, sys
+port = os.environ.get("FOREBAY_GATEWAY_HTTP_PORT", "any")
+told = '{{"port": "' + port + '"}}\\n'
+os.write(int(sys.argv[sys.argv.index("--ready-fd") + 1]), told.encode())
 """
 
 
@@ -45,3 +52,25 @@ async def test_a_restart_that_the_machine_refuses_is_tried_again(
     finally:
         await parts.stop()
     assert len(list(Path("/proc/self/fd").iterdir())) <= open_before
+
+
+async def test_a_gateway_that_is_started_again_keeps_its_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "part"
+    program.write_text(_TELLS_ITS_PORT)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(tree, "_BACKOFF_S", (0.01,))
+    (tmp_path / "logs").mkdir()
+    restarted = asyncio.Event()
+    parts = tree.Tree((), tmp_path / "logs", {}, lambda _: restarted.set())
+    try:
+        assert await parts.start("gateway") == {"port": "any"}
+        parts.settle(up.kept({"http": "http://127.0.0.1:4711", "grpc": "127.0.0.1:4712"}))
+        async with asyncio.timeout(30):
+            while parts.parts["gateway"].ready != {"port": "4711"}:
+                await restarted.wait()
+                restarted.clear()
+    finally:
+        await parts.stop()
