@@ -15,8 +15,12 @@ class GatewaySettings:
     host: str = setting(
         "127.0.0.1", "Address to listen on; loopback, so that nothing is offered by accident."
     )
-    http_port: int = setting(8000, "Port of the OpenAI interface; 0 takes a free one.", least=0)
-    grpc_port: int = setting(8001, "Port of the gRPC interface; 0 takes a free one.", least=0)
+    http_port: int = setting(
+        8000, "Port of the OpenAI interface; 0 takes a free one.", least=0, most=65535
+    )
+    grpc_port: int = setting(
+        8001, "Port of the gRPC interface; 0 takes a free one.", least=0, most=65535
+    )
     workers: int = setting(
         1,
         "`forebay gateway` services that you start on this host; above 1 they share the ports. Each has "

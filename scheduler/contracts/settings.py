@@ -9,7 +9,14 @@ import dataclasses
 from typing import Any
 
 
-def setting(default: Any, doc: str, *, unit: str = "", least: float | None = None) -> Any:
+def setting(
+    default: Any,
+    doc: str,
+    *,
+    unit: str = "",
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
     """Declare one setting of a frozen dataclass.
 
     Args:
@@ -18,8 +25,9 @@ def setting(default: Any, doc: str, *, unit: str = "", least: float | None = Non
         doc: one sentence: what it does, and why the default is what it is.
         unit: the unit in which the file gives it (`s`, `ms`, `bytes`, `tokens`), if it has one.
         least: the smallest value allowed, for numbers.
+        most: the largest.
     """
-    metadata = {"doc": doc, "unit": unit, "least": least}
+    metadata = {"doc": doc, "unit": unit, "least": least, "most": most}
     if isinstance(default, list | dict | set):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

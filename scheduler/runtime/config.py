@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import enum
 import json
+import math
 import os
 import re
 import tomllib
@@ -296,11 +297,22 @@ def _checked(hint: Any, field: "dataclasses.Field[Any]", raw: Any) -> Any:
         ) from error
     except TypeError as error:
         raise ValueError(f"dates and times are not used here (got {_short(raw)})") from error
-    least = field.metadata.get("least")
-    if least is not None and isinstance(value, int | float) and value < least:
-        unit = f" {field.metadata['unit']}" if field.metadata.get("unit") else ""
-        raise ValueError(f"must be at least {least}{unit} (got {value})")
+    if isinstance(value, Path) and raw == "":  # Path("") is the folder in which we happen to be
+        raise ValueError("must name a path (got nothing)")
+    if isinstance(value, int | float):
+        _bounded(field, value)
     return value
+
+
+def _bounded(field: "dataclasses.Field[Any]", value: float) -> None:
+    unit = f" {field.metadata['unit']}" if field.metadata.get("unit") else ""
+    least, most = field.metadata.get("least"), field.metadata.get("most")
+    if not math.isfinite(value):
+        raise ValueError(f"must be finite (got {value})")
+    if least is not None and value < least:
+        raise ValueError(f"must be at least {least}{unit} (got {value})")
+    if most is not None and value > most:
+        raise ValueError(f"must be at most {most}{unit} (got {value})")
 
 
 def _from_text(hint: Any, field: "dataclasses.Field[Any]", text: str) -> Any:

@@ -16,7 +16,7 @@ from scheduler.runtime import settings as scheduler_settings
 @dataclasses.dataclass(frozen=True)
 class Web:
     host: str = settings.setting("127.0.0.1", "Where to listen.")
-    port: int = settings.setting(8000, "Port.", least=1)
+    port: int = settings.setting(8000, "Port.", least=1, most=65535)
     wait_s: float = settings.setting(1.5, "Pause.", unit="s", least=0)
     tiers: tuple[requests.Tier, ...] = settings.setting((), "Tiers.")
     folder: Path | None = settings.setting(None, "A folder.")
@@ -134,6 +134,20 @@ def test_a_bad_variable_is_named(tmp_path: Path) -> None:
     found = faults(tmp_path, "", {"FOREBAY_WEB_PORT": "many", "FOREBAY_WEB_HOSTT": "x"})
     assert any(fault.startswith("environment: FOREBAY_WEB_PORT: ") for fault in found)
     assert "environment: FOREBAY_WEB_HOSTT: unknown; did you mean FOREBAY_WEB_HOST?" in found
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "why"),
+    [
+        ("PORT", "65536", "must be at most 65535 (got 65536)"),
+        ("WAIT_S", "nan", "must be finite (got nan)"),
+        ("WAIT_S", "inf", "must be finite (got inf)"),
+        ("FOLDER", "", "must name a path (got nothing)"),
+    ],
+)
+def test_values_that_mean_nothing(tmp_path: Path, variable: str, text: str, why: str) -> None:
+    found = faults(tmp_path, "", {f"FOREBAY_WEB_{variable}": text})
+    assert found == (f"environment: FOREBAY_WEB_{variable}: {why}",)
 
 
 def test_a_model_becomes_a_spec(tmp_path: Path) -> None:
