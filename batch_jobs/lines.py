@@ -211,7 +211,7 @@ def _line(raw: RawLine, rules: Rules) -> Line:
         url = fields.get("url", rules.endpoint or None)
         if not isinstance(url, str) or url not in ENDPOINTS:
             known = ", ".join(sorted(ENDPOINTS))
-            raise Refused("invalid_url", f"url must be one of {known}")
+            raise Refused("invalid_url", f"url (or --endpoint) must be one of {known}")
         return Line(raw.number, custom_id, url, _body(fields, rules))
     except Refused as refused:
         refused.custom_id = custom_id

@@ -44,7 +44,10 @@ def _done(job: Job, width: int) -> str:
 
 
 def _reason(job: Job) -> str:
-    return "" if job["reason"] == model.Reason.NONE else f"({job['reason']})"
+    if job["reason"] != model.Reason.NONE:
+        return f"({job['reason']})"
+    failed = job["lines"]["failed"]  # a job whose every line failed is COMPLETED all the same
+    return f"({failed} failed)" if failed else ""
 
 
 def _left(job: Job) -> str:

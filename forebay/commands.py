@@ -78,6 +78,9 @@ def examine(out: TextIO) -> int:
     except slurm.SlurmError as error:
         raise command_line.CommandError(f"Slurm: {error}") from error
     print(f"Slurm by {choice.reason}", file=out)
+    if choice.port.kind == "embedded":
+        print("the embedded Slurm has no configuration that could be examined", file=out)
+        return int(table.client != "embedded")  # the site's own was looked for and not found
     findings = doctor.collect(
         choice.port, serve=table.serve_partitions, backfill=table.backfill_partitions
     )

@@ -74,7 +74,7 @@ def alone(state: Path) -> Iterator[None]:
 async def _leave(
     parts: tree.Tree, port: slurm.SlurmPort, cluster: str, say: Callable[[str], None]
 ) -> None:
-    say("ending: the leases go back to Slurm, which takes some seconds")
+    say("ending what was started here, which takes some seconds")
     await parts.stop()
     left = await asyncio.to_thread(release, port, cluster)
     deadline = asyncio.get_running_loop().time() + _LEAVE_S

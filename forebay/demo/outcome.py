@@ -132,7 +132,7 @@ class Outcome:
         ]
         back, seconds = self.reclaim(), self.gpu_seconds()
         return [
-            ("Slurm", f"{self.slurm_kind} {self.slurm}"),
+            ("Slurm", " ".join(dict.fromkeys((self.slurm_kind, self.slurm)))),
             ("engine", f"{self.engine.get('name')} {self.engine.get('version')}"),
             *ttft,
             ("spike to reclaimed capacity", f"p50 {back['p50']} s, max {back['max']} s"),

@@ -123,7 +123,9 @@ class Holdings:
             before = row.state
             _fill_lease(row, lease)
             if before != lease.state:
-                journal.note(session, now_us, lease.lease_id, f"{lease.state}: {lease.reason}")
+                journal.note(
+                    session, now_us, lease.lease_id, f"{lease.state}: {lease.reason}".rstrip(": ")
+                )
 
     def save_wishes(
         self,
@@ -166,7 +168,10 @@ class Holdings:
                 if replicas.replica_final(replica.state) and not row.ended_us:
                     row.ended_us = now_us
                 journal.note(
-                    session, now_us, replica.replica_id, f"{replica.state}: {replica.reason}"
+                    session,
+                    now_us,
+                    replica.replica_id,
+                    f"{replica.state}: {replica.reason}".rstrip(": "),
                 )
             for slot in slots:
                 found = session.get(tables.Slot, slot.slot_id)

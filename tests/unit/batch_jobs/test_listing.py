@@ -36,6 +36,12 @@ def test_the_default_looks_like_squeue() -> None:
     assert len(listing.lines([running], form, header=False)) == 1
 
 
+def test_lines_that_failed_are_told_though_the_job_completed() -> None:
+    counts = model.Counts(total=12, failed=12)
+    assert shown("%t %R", state=model.State.COMPLETED, counts=counts) == "CD (12 failed)"
+    assert shown("%R", held="user", counts=counts) == "(JobHeldUser)", "why it waits comes first"
+
+
 @pytest.mark.parametrize(
     ("text", "row"),
     [

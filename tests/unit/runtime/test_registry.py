@@ -147,8 +147,8 @@ def test_a_lease_and_its_wishes_come_back_as_they_were(
     assert texts == [
         (12, LEASE.lease_id, "ended: over"),
         (11, replica.replica_id, "lost: gone"),
-        (9, LEASE.lease_id, "running: "),
-        (5, LEASE.lease_id, "requested: "),
+        (9, LEASE.lease_id, "running"),
+        (5, LEASE.lease_id, "requested"),
     ]
 
 
