@@ -76,6 +76,7 @@ def _service(asked: argparse.Namespace) -> int:
     if asked.parent:
         lifeline.tie(asked.parent)
     _log()
+    lifeline.open_files()
     from forebay import services
 
     here = installation.Installation.open(_load(asked.config))

@@ -1,7 +1,9 @@
-"""Ties a process to the one that started it: when the parent dies, however it dies, so do we."""
+"""What a process asks of the kernel at its start: to die with its parent, and to open enough files."""
 
+import contextlib
 import ctypes
 import os
+import resource
 import signal
 
 _PR_SET_PDEATHSIG = 1
@@ -26,3 +28,14 @@ def tie(parent: int) -> None:
         raise OSError(code, os.strerror(code))
     if os.getppid() != parent:
         raise SystemExit(0)
+
+
+def open_files() -> None:
+    """Allow this process as many open files as the site's hard limit does.
+
+    The usual soft limit of 1024 is for programs that use select(2), which we don't: a gateway holds two
+    connections for each stream, and must not stop to accept at 500.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # "unlimited" is more than some kernels give
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

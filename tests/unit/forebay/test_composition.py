@@ -174,3 +174,14 @@ def test_config_check_names_the_line(
     assert place in capsys.readouterr().err
     file.write_text("")
     assert cli.main(["config", "check", "--config", str(file)]) == 0
+
+
+def test_a_service_opens_as_many_files_as_the_site_allows() -> None:
+    code = (
+        "import resource; from forebay import lifeline; kind = resource.RLIMIT_NOFILE;"
+        "resource.setrlimit(kind, (64, 200)); lifeline.open_files(); print(resource.getrlimit(kind))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "(200, 200)\n"
