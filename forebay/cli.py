@@ -148,7 +148,10 @@ def _up(asked: argparse.Namespace) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        raise command_line.CommandError(f"{error.filename}: {error.strerror}") from error
+        what = f"{error.filename}: {error.strerror}"
+        if isinstance(error, PermissionError):
+            what += "; run as a user who may write there, or set [forebay] state_dir"
+        raise command_line.CommandError(what) from error
 
 
 def _found(given: str) -> Path:
