@@ -78,7 +78,10 @@ def parser() -> command_line.Parser:
     )
     found.add_argument("-e", "--error", metavar="FILE", help="failed lines (OUTPUT with .err)")
     found.add_argument(
-        "--order", metavar="ORDER", choices=("input", "completion"), help="input or completion"
+        "--order",
+        metavar="ORDER",
+        choices=("input", "completion"),
+        help="input or completion (default)",
     )
     found.add_argument("-b", "--begin", metavar="TIME", help="not before")
     found.add_argument("--deadline", metavar="TIME", help="of no use after")

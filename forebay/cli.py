@@ -135,6 +135,7 @@ def _up(asked: argparse.Namespace) -> int:
         model = here.config.models[0].name if here.config.models else "MODEL"
         async with up.running(here, path, _say) as addresses:
             print(up.examples(addresses, here.state, model), flush=True)
+            _say("Requests wait until a replica is warm. Ctrl-C ends everything.")
             await asyncio.Event().wait()
         return 0
 
