@@ -9,7 +9,7 @@ def main(spec_path: Path) -> int:
     import logging
     import sys
 
-    from engines.slot import spec, supervisor
+    from engines.slot import scratch, spec, supervisor
     from scheduler.contracts import clock
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
@@ -18,4 +18,9 @@ def main(spec_path: Path) -> int:
     except spec.SpecError as error:
         print(f"forebay slot: error: {error}", file=sys.stderr)
         return 1
-    return asyncio.run(supervisor.serve(told, clock.SystemClock()))
+    try:
+        with scratch.folder(told.slot_id):
+            return asyncio.run(supervisor.serve(told, clock.SystemClock()))
+    except PermissionError as error:
+        print(f"forebay slot: error: {error}", file=sys.stderr)
+        return 1

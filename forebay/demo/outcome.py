@@ -11,7 +11,7 @@ from rich import console, table
 from forebay.demo import load
 
 RECLAIM_AT_MOST_S = 5.0
-_SHOWN = 14  # lines of a report in the demo
+_SHOWN = 12  # lines of a report in the demo
 
 
 @dataclasses.dataclass

@@ -356,7 +356,8 @@ class Demo:
         admin = {"FOREBAY_API_KEY": self._admin_key()}
         self._env |= admin
         wanted = (
-            ("facct", "-X", "-S", "today", "-A", f"{site.BATCH_TEAM},{site.USERS_TEAM}"),
+            ("facct", "-X", "-S", "today", "-A", site.BATCH_TEAM),
+            ("facct", "-X", "-S", "today", "-A", site.USERS_TEAM),
             ("freport", "team", "-S", "today", "-T", "gpu,tokens"),
             ("freport", "reconcile", "-S", "today"),
         )
