@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Sequence
 
@@ -113,3 +114,16 @@ def ttft(answers: Sequence[Answer]) -> dict[str, float]:
     """Return TTFT p50 and p95 in milliseconds over the answers that got a token."""
     values = [answer.ttft_ms for answer in answers if answer.ttft_ms is not None]
     return {"p50": round(percentile(values, 0.5), 1), "p95": round(percentile(values, 0.95), 1)}
+
+
+def seated_s(answers: Sequence[Answer]) -> float:
+    """Return the seconds from the first request of a spike until the last of them had its first token.
+
+    By then batch has given back every seat that the spike needed: the users' own view, prefill included,
+    so never less than what reclaiming took. Infinite if one of them never got a token.
+    """
+    began = min(answer.sent for answer in answers)
+    return max(
+        math.inf if answer.ttft_ms is None else answer.sent - began + answer.ttft_ms / 1000
+        for answer in answers
+    )

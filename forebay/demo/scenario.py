@@ -271,11 +271,9 @@ class Demo:
         answers: list[load.Answer] = []
         for number in range(SPIKES):
             seats = await self._batch_is_back(job)
-            began_us = time.time_ns() // 1000
-            watch = asyncio.create_task(self._reclaimed(began_us, SPIKE))
             wave = await users.burst(SPIKE, SPIKE_TOKENS, concurrency=SPIKE)
             answers += wave
-            took = await watch
+            took = load.seated_s(wave)
             result.reclaim_s.append(took)
             figures = load.ttft(wave)
             self._show.line(
@@ -299,24 +297,6 @@ class Demo:
             if time.monotonic() > deadline or state["ended_us"]:
                 raise DemoError(f"batch holds {held} seats, {may} were to be filled: {state}")
             await asyncio.sleep(_POLL_S)
-
-    async def _reclaimed(self, began_us: int, wanted: int) -> float:
-        """Return the seconds from ``began_us`` until ``wanted`` seats are without batch.
-
-        By the replicas' own reports, each with its own time, so the answer is at most one report
-        (0.2 s) too long.
-        """
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            stats = [
-                each.stats
-                for each in self._serving()
-                if each.stats is not None and each.stats.at_us > began_us
-            ]
-            if sum(each.seats - each.batch for each in stats) >= wanted:
-                return (max(each.at_us for each in stats) - began_us) / 1e6
-            await asyncio.sleep(_POLL_S / 4)
-        raise DemoError(f"{wanted} seats did not come back from batch within 60 s")
 
     async def _finish(self, job: int) -> None:
         with self._show.bar(f"job {job}: the rest of {LINES} lines", LINES) as bar:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich import console
 
-from forebay.demo import outcome
+from forebay.demo import load, outcome
 
 
 def _line(custom_id: str, status: int = 200) -> str:
@@ -88,3 +88,13 @@ def test_lines_are_counted_from_the_published_file(tmp_path: Path, good: outcome
     file.write_text("\n".join(rows) + "\n")
     good.read_lines(file, 4)
     assert (good.done, good.lost, good.duplicated) == (2, 2, 1)
+
+
+def test_a_spike_is_over_with_the_first_token_of_its_last_request() -> None:
+    wave = [
+        load.Answer(sent=10.0, ttft_ms=400.0, text="a", complete=True),
+        load.Answer(sent=10.5, ttft_ms=300.0, text="b", complete=True),
+    ]
+    assert load.seated_s(wave) == pytest.approx(0.8)
+    wave.append(load.Answer(sent=10.1, ttft_ms=None, text="", complete=False, error="cut"))
+    assert load.seated_s(wave) == float("inf")
