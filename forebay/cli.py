@@ -2,8 +2,10 @@
 
 import argparse
 import asyncio
+import dataclasses
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -112,11 +114,17 @@ def _config(asked: argparse.Namespace) -> int:
     if asked.act == "check":
         print(f"{path or 'defaults and environment'}: {len(loaded.models)} models, no fault")
         return 0
-    for name, table in loaded.tables.items():
-        print(f"[{name}] {table}")
-    for model in loaded.models:
-        print(f"[[models]] {model}")
+    shown = [(f"[{name}]", table) for name, table in loaded.tables.items()]
+    for head, table in [*shown, *(("[[models]]", model) for model in loaded.models)]:
+        print(head)
+        for field in dataclasses.fields(table):
+            print(f"{field.name} = {_shown(getattr(table, field.name))}")
     return 0
+
+
+def _shown(value: object) -> str:
+    """Return a setting as people read it; a password in a URL stays where it is."""
+    return re.sub(r"(?<=://)([^:@/]*):[^@/]*@", r"\1:***@", str(value)) or '""'
 
 
 def _up(asked: argparse.Namespace) -> int:

@@ -185,3 +185,16 @@ def test_a_service_opens_as_many_files_as_the_site_allows() -> None:
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "(200, 200)\n"
+
+
+def test_config_show_keeps_a_password_to_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from forebay import cli
+
+    file = tmp_path / "forebay.toml"
+    file.write_text('[scheduler]\nregistry_url = "postgresql+psycopg://me:hush@db/forebay"\n')
+    assert cli.main(["config", "show", "--config", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "registry_url = postgresql+psycopg://me:***@db/forebay" in shown
+    assert "hush" not in shown
