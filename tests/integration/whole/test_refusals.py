@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from scheduler.contracts.v1 import forebay_pb2
-from tests.integration.whole import clients, running
+from tests.integration.whole import clients, running, waiting
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 TOO_LONG = " ba" * (running.CONTEXT + 1)
@@ -86,6 +86,12 @@ def test_bad_keys(house: running.Running, key: str) -> None:
     assert clients.post(house, revoked, clients.chat(1)).status_code == 200
     gone = house.command("fctl", "key", "revoke", revoked.split("_")[1], key=house.admin_key)
     assert gone.code == 0, gone.err
+    # A key is believed for a short while after it was last looked up ([gateway] key_cache_s).
+    waiting.eventually(
+        lambda: clients.post(house, revoked, clients.chat(1)).status_code == 401,
+        "the revoked key to be refused",
+        30,
+    )
     before = len(house.attempts())
     for token, code in (
         (key[:-1] + ("0" if key[-1] != "0" else "1"), "invalid_api_key"),
