@@ -5,15 +5,12 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from forebay import sinks
 from scheduler.contracts import clock, command_line, ports
 from slurm_plugins import steps
 
-LAUNCHER = "FOREBAY_LAUNCHER"  # environment: how the agent starts its slots, as JSON
-SRUN = "srun"
-LOCAL = "local"
+LAUNCHER = "FOREBAY_LAUNCHER"  # environment: the arguments of `steps.for_lease`, as JSON
 
 
 def agent(told: Path) -> int:
@@ -50,7 +47,4 @@ def replica(told: Path) -> int:
 
 def launcher(env: Mapping[str, str]) -> ports.StepLauncher:
     """Return what the lease's environment asks for: srun in a real job, local processes elsewhere."""
-    asked: dict[str, Any] = json.loads(env.get(LAUNCHER, "{}"))
-    if asked.pop("kind", LOCAL) == LOCAL:
-        return steps.LocalLauncher()
-    return steps.SrunLauncher(env["SLURM_JOB_ID"], **asked)
+    return steps.for_lease(**json.loads(env[LAUNCHER]))

@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import os
-import secrets
 from pathlib import Path
 
 from accounting import settings as accounting_settings
@@ -45,11 +44,10 @@ class Installation:
         state = loaded.table(forebay_settings.ForebaySettings).state_dir.absolute()
         for name in ("spool", "parquet", "batch", "logs", "leases", "run"):
             (state / name).mkdir(parents=True, exist_ok=True)
-        (state / "secrets").mkdir(mode=0o700, exist_ok=True)
         here = cls(loaded, state)
         guard.token(state)
         for name in (SERVICE_KEY, ADMIN_KEY):
-            here.secret(name, prefix=f"{keys.PREFIX}_{secrets.token_hex(keys.ID_BYTES)}_")
+            here.secret(name)
         os.environ[sinks.SPOOL] = here.spool()
         return here
 
@@ -66,21 +64,9 @@ class Installation:
         """Return the path of a secret."""
         return self.state / "secrets" / name
 
-    def secret(self, name: str, prefix: str = "") -> str:
-        """Return a secret; made (0600, never replaced) if it is not there yet."""
-        path = self.secret_file(name)
-        fresh = path.with_name(f".{name}.{os.getpid()}")
-        if not path.exists():
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(prefix + secrets.token_hex(keys.SECRET_BYTES) + "\n")
-            try:
-                os.link(fresh, path)  # whoever links first has made it, and all read the same
-            except FileExistsError:
-                pass
-            finally:
-                fresh.unlink()
-        return path.read_text().strip()
+    def secret(self, name: str) -> str:
+        """Return one of Forebay's own API keys; made (0600, never replaced) if it is not there yet."""
+        return guard.kept(self.secret_file(name), keys.new_token)
 
     def registry_url(self) -> str:
         """Return the registry's SQLAlchemy URL."""

@@ -68,12 +68,10 @@ class Renderer:
         )
 
     def _launcher(self, gres_type: str) -> dict[str, Any]:
-        """Say how the agent starts its slots: by srun in a real job, locally in an embedded one."""
-        if self._port.kind == "embedded":
-            return {"kind": in_lease.LOCAL}
+        """Say how the agent starts its slots; see `slurm_plugins.steps.for_lease`."""
         table = self._here.config.table(slurm_settings.SlurmSettings)
         return {
-            "kind": in_lease.SRUN,
+            "client": self._port.kind,
             "gres_type": gres_type,
             "options": table.srun_options,
             "start_timeout_s": table.step_start_timeout_s,

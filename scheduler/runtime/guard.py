@@ -5,6 +5,7 @@ import hmac
 import os
 import secrets
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -15,15 +16,22 @@ FILE = Path("secrets") / "control.token"
 
 def token(state_dir: Path) -> str:
     """Return the state folder's control token; make it first if there is none (mode 0600)."""
-    path = state_dir / FILE
+    return kept(state_dir / FILE, lambda: secrets.token_hex(32))
+
+
+def kept(path: Path, make: Callable[[], str]) -> str:
+    """Return the secret in ``path``; without one, what ``make`` returns is kept there first (mode 0600).
+
+    Of several processes that start together one makes it and all return the same.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         return path.read_text(encoding="ascii").strip()
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(32))
+        file.write(make())
     try:
-        # A link fails if another process was first; then its token counts.
+        # A link fails if another process was first; then its secret counts.
         with contextlib.suppress(FileExistsError):
             os.link(name, path)
     finally:

@@ -94,12 +94,19 @@ def _lease() -> fleet.Lease:
     )
 
 
-def test_slots_start_by_srun_in_a_job_and_locally_elsewhere() -> None:
-    local = in_lease.launcher({in_lease.LAUNCHER: json.dumps({"kind": in_lease.LOCAL})})
-    assert isinstance(local, steps.LocalLauncher)
-    asked = {"kind": in_lease.SRUN, "gres_type": "H100", "options": [], "start_timeout_s": 5.0}
-    srun = in_lease.launcher({in_lease.LAUNCHER: json.dumps(asked), "SLURM_JOB_ID": "7"})
-    assert isinstance(srun, steps.SrunLauncher)
+def test_slots_start_by_srun_in_a_job_and_locally_elsewhere(
+    here: installation.Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = embedded.EmbeddedClient(tmp_path / "slurm", cluster="alpha")
+    try:
+        job = lease.Renderer(here, port)(_lease())
+    finally:
+        port.close()
+    assert isinstance(in_lease.launcher(job.environment), steps.LocalLauncher)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    real = json.loads(job.environment[in_lease.LAUNCHER]) | {"client": "slurmrestd"}
+    found = in_lease.launcher({in_lease.LAUNCHER: json.dumps(real)})
+    assert isinstance(found, steps.SrunLauncher)
 
 
 def test_the_sink_factory_needs_nothing_but_the_standard_library() -> None:
