@@ -26,8 +26,12 @@ class Outlet(Protocol):
         """Whether the client has got anything of this answer."""
         ...
 
-    async def data(self, frame: frames.Frame) -> None:
-        """Pass on one DATA frame."""
+    def data(self, frame: frames.Frame) -> bool:
+        """Pass on one DATA frame; False: the client is behind, await `drained` before the next."""
+        ...
+
+    async def drained(self) -> None:
+        """Return once the client has read enough of what it was given."""
         ...
 
     def restart(self) -> None:
@@ -123,27 +127,29 @@ class Dispatcher:
         """Pass DATA on until the END or ERROR frame; the stream's last event is held back for it."""
         held: frames.Frame | None = None
         while True:
-            frame = await answer.next()
-            if frame.kind in (frames.Kind.END, frames.Kind.ERROR):
-                return _Last(frame, held)
-            if record.saw(frame):
-                self._first_token(job.request)
-            if frame.kind is frames.Kind.PROMPT:
-                continue
-            if held is not None:
-                await self._pass_on(job, held)
-                held = None
-            if frame.payload.rstrip().endswith(_DONE):
-                held = frame
-            else:
-                await self._pass_on(job, frame)
+            for frame in await answer.some():
+                if frame.kind in (frames.Kind.END, frames.Kind.ERROR):
+                    return _Last(frame, held)
+                if record.saw(frame):
+                    self._first_token(job.request)
+                if frame.kind is frames.Kind.PROMPT:
+                    continue
+                if held is not None:
+                    await self._pass_on(job, held)
+                    held = None
+                if frame.payload.rstrip().endswith(_DONE):
+                    held = frame
+                else:
+                    await self._pass_on(job, frame)
 
     async def _pass_on(self, job: Job, frame: frames.Frame) -> None:
         """Give a frame to the client; one that no longer reads must not keep a seat for ever."""
+        if job.outlet.data(frame):
+            return
         limit_s = self._options.client_stall_s
         try:
             async with asyncio.timeout(limit_s):
-                await job.outlet.data(frame)
+                await job.outlet.drained()
         except TimeoutError:
             raise errors.Cancelled(f"the client has not read for {limit_s:g} s") from None
 

@@ -40,17 +40,24 @@ class _Stream:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._unsent: list[forebay_pb2.TokenChunk] = []
         self.begun = False
 
-    async def data(self, frame: frames.Frame) -> None:
+    def data(self, frame: frames.Frame) -> bool:
         piece = sse.read(frame.payload)
-        if piece.text or piece.finish_reason or frame.token_ids:
+        if piece.text or piece.finish_reason or frame.packed:
             self.begun = True
-            await self._context.write(
+            self._unsent.append(
                 forebay_pb2.TokenChunk(
                     text=piece.text, token_ids=frame.token_ids, finish_reason=piece.finish_reason
                 )
             )
+        return not self._unsent
+
+    async def drained(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for chunk in unsent:
+            await self._context.write(chunk)
 
     def restart(self) -> None:
         """Nothing is collected here."""

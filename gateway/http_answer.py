@@ -17,8 +17,12 @@ class _Whole:
     def __init__(self) -> None:
         self._parts: list[bytes] = []
 
-    async def data(self, frame: frames.Frame) -> None:
+    def data(self, frame: frames.Frame) -> bool:
         self._parts.append(frame.payload)
+        return True
+
+    async def drained(self) -> None:
+        """Memory is never behind."""
 
     def restart(self) -> None:
         self._parts.clear()
@@ -33,11 +37,16 @@ class _Stream:
     def __init__(self, send: types.Send, headers: dict[str, str]) -> None:
         self._send = send
         self._headers = headers
+        self._unsent = b""
         self.begun = False
 
-    async def data(self, frame: frames.Frame) -> None:
-        if frame.payload:
-            await self.put(frame.payload, more=True)
+    def data(self, frame: frames.Frame) -> bool:
+        self._unsent += frame.payload
+        return not self._unsent
+
+    async def drained(self) -> None:
+        unsent, self._unsent = self._unsent, b""
+        await self.put(unsent, more=True)
 
     def restart(self) -> None:
         """Nothing is collected here."""

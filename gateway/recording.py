@@ -40,10 +40,10 @@ class Attempt:
     def saw(self, frame: frames.Frame) -> bool:
         """Count a PROMPT or DATA frame; returns whether it brought the first tokens."""
         if frame.kind is frames.Kind.PROMPT:
-            self._prompt_tokens = len(frame.token_ids)
+            self._prompt_tokens = frame.tokens
             return False
-        self._output_tokens += len(frame.token_ids)
-        first = not self.first_token_us and bool(frame.token_ids or frame.payload)
+        self._output_tokens += frame.tokens
+        first = not self.first_token_us and bool(frame.packed or frame.payload)
         if first:
             self.first_token_us = self._recorder.clock.wall_us()
         return first

@@ -1,12 +1,11 @@
 """The hop to a replica: one POST, frames back, and every way it can fail told apart."""
 
 import asyncio
-import collections
 import contextlib
 import dataclasses
 import json
 import urllib.parse
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,26 +168,25 @@ class Answer:
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self._decoder = frames.Decoder()
-        self._ready: collections.deque[frames.Frame] = collections.deque()
         self.whole = False  # the last frame was seen
 
-    async def next(self) -> frames.Frame:
-        """Return the next frame; END or ERROR is the last.
+    async def some(self) -> Sequence[frames.Frame]:
+        """Return the frames that have come since, at least one; END or ERROR is the last of all.
 
         Raises:
             Lost: the stream broke off, was silent for too long, or is no sequence of frames.
         """
+        ready: list[frames.Frame] = []
         try:
-            while not self._ready:
+            while not ready:
                 chunk = await self._response.content.readany()
                 if not chunk:
                     raise Lost("ended without its last frame", computed=True)
-                self._ready.extend(self._decoder.feed(chunk))
+                ready.extend(self._decoder.feed(chunk))
         except (aiohttp.ClientError, TimeoutError, OSError, frames.FrameError) as error:
             raise Lost(f"broke off: {_words(error)}", computed=True) from error
-        frame = self._ready.popleft()
-        self.whole = frame.kind in (frames.Kind.END, frames.Kind.ERROR)
-        return frame
+        self.whole = ready[-1].kind in (frames.Kind.END, frames.Kind.ERROR)
+        return ready
 
     async def leave(self) -> None:
         """Give the connection back if the answer was read whole, else close it.

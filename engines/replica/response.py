@@ -205,13 +205,13 @@ class Response:
         if not self._prompt_sent and self._tap.prompt_token_ids:
             self._prompt_sent = True
             ids = self._tap.prompt_token_ids
-            parts.append(frames.Frame(frames.Kind.PROMPT, token_ids=ids).encode())
+            parts.append(frames.Frame.of(frames.Kind.PROMPT, token_ids=ids).encode())
         taken = sorted(self._tap.take().items())
         for choice, ids in taken[:-1]:
-            parts.append(frames.Frame(frames.Kind.DATA, b"", ids, choice).encode())
+            parts.append(frames.Frame.of(frames.Kind.DATA, b"", ids, choice).encode())
         choice, ids = taken[-1] if taken else (0, ())
         if payload or ids:
-            parts.append(frames.Frame(frames.Kind.DATA, payload, ids, choice).encode())
+            parts.append(frames.Frame.of(frames.Kind.DATA, payload, ids, choice).encode())
         if parts:
             await self._put(b"".join(parts), more=more)
 

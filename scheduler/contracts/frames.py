@@ -5,8 +5,10 @@ are ready for the client (whole SSE events, or a piece of the JSON body) and, be
 the tokens that these bytes stand for, so that the gateway forwards without parsing and still knows
 every token when it has to resume elsewhere.
 
-Wire format, network byte order, `HEADER`: kind u8, pad u8, choice u16, tokens u32, bytes u32; then
-``tokens`` × u32 token ids; then ``bytes`` octets.
+Wire format, network byte order, `HEADER`: kind u8, pad u8, choice u16, tokens u32, chars u32, bytes u32;
+then ``tokens`` × u32 token ids; then ``bytes`` octets.
+Text and ids need not end at the same place (a possible stop string is held back, a character may take
+two tokens): ``chars`` counts the client's text, so that whoever resumes knows where it stopped.
 A stream that ends without an END or an ERROR frame was cut: the replica is lost.
 """
 
@@ -14,11 +16,11 @@ import dataclasses
 import enum
 import json
 import struct
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 MEDIA_TYPE = "application/vnd.forebay.frames"
-HEADER = struct.Struct("!BxHII")
+HEADER = struct.Struct("!BxHIII")
 MAX_FRAME_BYTES = 64 * 1024 * 1024  # a non-streaming answer with logprobs stays far below
 
 
@@ -31,19 +33,54 @@ class Kind(enum.IntEnum):
     ERROR = 4  # last frame of a failed one; bytes are `Error` as JSON, not for the client
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Frame:
-    """One frame; `payload` is bytes for the client in DATA, JSON for the gateway in END and ERROR."""
+class Frame(NamedTuple):
+    """One frame. A named tuple, and the ids left packed: one is made for every streamed token.
+
+    Attributes:
+        kind: what it says.
+        payload: bytes for the client in DATA, JSON for the gateway in END and ERROR.
+        packed: the token ids as they are on the wire, u32 in network byte order.
+        choice: index of the choice that the ids and the text belong to.
+        chars: Unicode code points of the choice's text in ``payload``; 0 where the replica can't tell.
+    """
 
     kind: Kind
     payload: bytes = b""
-    token_ids: tuple[int, ...] = ()
+    packed: bytes = b""
     choice: int = 0
+    chars: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        kind: Kind,
+        payload: bytes = b"",
+        token_ids: Sequence[int] = (),
+        choice: int = 0,
+        chars: int = 0,
+    ) -> "Frame":
+        """Return a frame with these token ids."""
+        return cls(kind, payload, struct.pack(f"!{len(token_ids)}I", *token_ids), choice, chars)
+
+    @property
+    def tokens(self) -> int:
+        """Return how many token ids it holds."""
+        return len(self.packed) // 4
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Return the token ids."""
+        return unpack(self.packed)
 
     def encode(self) -> bytes:
         """Return the frame's wire form."""
-        head = HEADER.pack(self.kind, self.choice, len(self.token_ids), len(self.payload))
-        return head + struct.pack(f"!{len(self.token_ids)}I", *self.token_ids) + self.payload
+        head = HEADER.pack(self.kind, self.choice, self.tokens, self.chars, len(self.payload))
+        return head + self.packed + self.payload
+
+
+def unpack(packed: bytes) -> tuple[int, ...]:
+    """Return the token ids in ``packed``."""
+    return struct.unpack(f"!{len(packed) // 4}I", packed)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,7 +141,7 @@ class Error:
         return cls(**json.loads(payload))
 
 
-_KINDS = frozenset(Kind)
+_KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
 
 
 class FrameError(ValueError):
@@ -132,16 +169,18 @@ class Decoder:
         at = 0
         try:
             while len(self._buffer) - at >= HEADER.size:
-                kind, choice, tokens, size = HEADER.unpack_from(self._buffer, at)
-                if kind not in _KINDS or 4 * tokens + size > MAX_FRAME_BYTES:
+                number, choice, tokens, chars, size = HEADER.unpack_from(self._buffer, at)
+                kind = _KINDS.get(number)
+                if kind is None or 4 * tokens + size > MAX_FRAME_BYTES:
                     raise FrameError(
-                        f"frame header out of range: kind {kind}, {tokens} tokens, {size} bytes"
+                        f"frame header out of range: kind {number}, {tokens} tokens, {size} bytes"
                     )
                 end = at + HEADER.size + 4 * tokens + size
                 if len(self._buffer) < end:
                     break
-                token_ids = struct.unpack_from(f"!{tokens}I", self._buffer, at + HEADER.size)
-                yield Frame(Kind(kind), bytes(self._buffer[end - size : end]), token_ids, choice)
+                packed = bytes(self._buffer[at + HEADER.size : end - size])
+                payload = bytes(self._buffer[end - size : end])
+                yield Frame(kind, payload, packed, choice, chars)
                 at = end
         finally:
             del self._buffer[:at]

@@ -82,6 +82,9 @@ class UsageRow:
         ended_us: UTC µs of the end, 0 if not ended.
         payer: who pays.
         reason: one line on why it did not end ok, or "".
+        waste_tokens: tokens beside the other counts that the platform pays for whoever pays the row:
+            what a resumed attempt prefilled again (prompt and delivered output, which an earlier
+            attempt's row counts), and output that was sampled and lost before anybody got it.
     """
 
     kind: RowKind
@@ -94,6 +97,7 @@ class UsageRow:
     ended_us: int = 0
     payer: Payer = Payer.TEAM
     reason: str = ""
+    waste_tokens: int = 0
 
     def flat(self) -> dict[str, Any]:
         """Return one flat mapping: the identity's fields and this row's, as the spool stores it."""

@@ -200,7 +200,7 @@ async def test_interactive_takes_a_batch_seat_and_the_batch_line_keeps_its_token
     assert spike.end.finish_reasons == ("stop",)
     call = await batch
     assert call.error.code == "preempted"
-    assert call.all[0] == frames.Frame(frames.Kind.PROMPT, b"", (1, 2, 3))
+    assert call.all[0] == frames.Frame.of(frames.Kind.PROMPT, b"", (1, 2, 3))
     assert call.token_ids()[:1] == [10]
     assert (call.error.prompt_tokens, call.error.output_tokens) == (3, 2)
     lost, won = rows(sink)

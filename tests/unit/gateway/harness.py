@@ -326,11 +326,11 @@ def chat_event(delta: dict[str, Any] | None, finish: str | None = None, **extra:
 
 
 def data(payload: bytes, *token_ids: int) -> frames.Frame:
-    return frames.Frame(frames.Kind.DATA, payload, token_ids)
+    return frames.Frame.of(frames.Kind.DATA, payload, token_ids)
 
 
 DONE = data(b"data: [DONE]\n\n")
-PROMPT = frames.Frame(frames.Kind.PROMPT, token_ids=(1, 2, 3, 4, 5))
+PROMPT = frames.Frame.of(frames.Kind.PROMPT, token_ids=(1, 2, 3, 4, 5))
 USED = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
 
 
