@@ -11,6 +11,7 @@ ForebayError
 ├── NotFound              not_found              404  NOT_FOUND            never
 │   └── ModelNotFound     model_not_found        404  NOT_FOUND
 ├── Shed                  overloaded             429  RESOURCE_EXHAUSTED   after Retry-After
+├── QuotaExceeded         quota_exceeded         429  RESOURCE_EXHAUSTED   after Retry-After, if one is told
 ├── Expired               deadline_exceeded      504  DEADLINE_EXCEEDED    with a later deadline
 ├── NoReplica             no_replica             503  UNAVAILABLE          after Retry-After
 ├── ReplicaLost           replica_lost           502  UNAVAILABLE          at once, if nothing was sent
@@ -132,6 +133,16 @@ class Shed(ForebayError):
     status = 429
     grpc_status = "RESOURCE_EXHAUSTED"
     kind = "rate_limit_error"
+    retryable = True
+
+
+class QuotaExceeded(ForebayError):
+    """A team's, user's or key's own quota or budget is used up; the fleet may have room."""
+
+    code = "quota_exceeded"
+    status = 429
+    grpc_status = "RESOURCE_EXHAUSTED"
+    kind = "insufficient_quota"
     retryable = True
 
 

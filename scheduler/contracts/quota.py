@@ -1,0 +1,99 @@
+"""What a request reserves of its team's and its key's quotas, and gives back when it has ended.
+
+The process that owns a model's admission reserves before a request waits and settles once, on every way
+out. Counts are tokens as the usage record counts them; money is whole micro-units of the site's currency
+(1,000,000 is one), so that sums are exact.
+"""
+
+import dataclasses
+from typing import Protocol
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Claim:
+    """What a request may come to use.
+
+    Attributes:
+        request_id: whose claim it is; one that is made again (another owner) replaces the first.
+        team, user, key_id: who is charged.
+        model, tier: for quotas and prices that depend on them.
+        prompt_tokens: the prompt, estimated from its bytes where the ids are not known.
+        output_tokens: the most that it may sample (max_tokens), or the learned estimate without it.
+        now_us: UTC µs.
+    """
+
+    request_id: str
+    team: str
+    user: str
+    key_id: str
+    model: str
+    tier: str
+    prompt_tokens: int
+    output_tokens: int
+    now_us: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spent:
+    """What a request has used at its team's cost, over all its attempts; all zero if nothing."""
+
+    uncached_prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Every token, as token quotas count them."""
+        return self.uncached_prompt_tokens + self.cached_prompt_tokens + self.output_tokens
+
+
+NOTHING = Spent()
+
+
+class Hold(Protocol):
+    """A reservation. It ends once; every later call does nothing."""
+
+    def settle(self, spent: Spent, now_us: int) -> None:
+        """Replace the reservation by what was used (`NOTHING`: it never ran)."""
+        ...
+
+
+class Quotas(Protocol):
+    """Reserves; `scheduler.core.quota` is the real one."""
+
+    def reserve(self, claim: Claim) -> Hold:
+        """Take the claim from every quota that it falls under, all or none; never waits.
+
+        Raises:
+            errors.QuotaExceeded: which quota, its limit, and when there is room again.
+        """
+        ...
+
+
+class _Free:
+    def settle(self, spent: Spent, now_us: int) -> None:
+        """There is nothing to give back."""
+
+
+class Unlimited:
+    """No quotas: every claim is granted."""
+
+    def reserve(self, claim: Claim) -> Hold:
+        """Grant it."""
+        return _Free()
+
+
+class Pricing(Protocol):
+    """What tokens cost; `accounting.rates` is the real one."""
+
+    def cost(self, model: str, tier: str, spent: Spent, at_us: int) -> int:
+        """Return micro-units for ``spent`` at the rates that hold at ``at_us``; 0 where no rate is set."""
+        ...
+
+
+class NoPrices:
+    """Everything is free: a site without rates."""
+
+    def cost(self, model: str, tier: str, spent: Spent, at_us: int) -> int:
+        """Return 0."""
+        return 0
