@@ -1,8 +1,36 @@
-"""What Prometheus may ask of a gateway."""
+"""What Prometheus may ask of a gateway, in the names that inference servers use for the same things."""
+
+import dataclasses
+import functools
 
 import prometheus_client
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.25, 1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Served:
+    """The numbers of one model and tier; looked up once a request, since `labels` is what costs.
+
+    Attributes:
+        ttft: seconds from a request's arrival to its first token.
+        inter_token: seconds from one token to the next, as frames arrive: several tokens in a frame
+            share its interval.
+        prompt_tokens: prompt tokens of answers that ended, cached ones included.
+        hit_tokens: of these, those that a prefix cache held.
+        output_tokens: tokens of answers that ended.
+        waste_tokens: tokens that the platform computed again, or for nobody.
+        resumed: answers that went on at another replica after theirs was lost.
+    """
+
+    ttft: prometheus_client.Histogram
+    inter_token: prometheus_client.Histogram
+    prompt_tokens: prometheus_client.Counter
+    hit_tokens: prometheus_client.Counter
+    output_tokens: prometheus_client.Counter
+    waste_tokens: prometheus_client.Counter
+    resumed: prometheus_client.Counter
 
 
 class Metrics:
@@ -11,31 +39,74 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = prometheus_client.CollectorRegistry()
         labels = ("model", "tier")
-        self.ttft = prometheus_client.Histogram(
-            "forebay_ttft_seconds",
+        histogram = functools.partial(prometheus_client.Histogram, registry=self.registry)
+        counter = functools.partial(prometheus_client.Counter, registry=self.registry)
+        gauge = functools.partial(prometheus_client.Gauge, registry=self.registry)
+        self._ttft = histogram(
+            "forebay_time_to_first_token_seconds",
             "Seconds from a request's arrival to its first token.",
             labels,
             buckets=_SECONDS,
-            registry=self.registry,
         )
-        self.queue_wait = prometheus_client.Histogram(
-            "forebay_queue_wait_seconds",
-            "Seconds from a request's arrival to its dispatch.",
+        self._inter_token = histogram(
+            "forebay_inter_token_latency_seconds",
+            "Seconds from one token of a stream to the next.",
             labels,
-            buckets=_SECONDS,
-            registry=self.registry,
+            buckets=_TOKEN_SECONDS,
         )
-        self.ended = prometheus_client.Counter(
+        self.queue_wait = histogram(
+            "forebay_queue_wait_seconds",
+            "Seconds from a request's arrival to its dispatch or the end of its wait, by how it ended: "
+            "dispatched, or the error's code.",
+            (*labels, "reason"),
+            buckets=_SECONDS,
+        )
+        self.ended = counter(
             "forebay_requests",
             "Requests that ended, by how: ok, or the error's code.",
             (*labels, "result"),
-            registry=self.registry,
         )
-        self.in_flight = prometheus_client.Gauge(
-            "forebay_requests_open",
-            "Requests that wait or run now.",
-            registry=self.registry,
+        self.refused = counter(
+            "forebay_refusals",
+            "Requests refused before any work, by the error's code.",
+            (*labels, "reason"),
         )
+        self.in_flight = gauge("forebay_requests_open", "Requests that wait or run now.")
+        self.seats = gauge(
+            "forebay_seats",
+            "Seats of the model's serving replicas, by state: used, free.",
+            ("model", "state"),
+        )
+        self.waiting = gauge("forebay_queue_depth", "Requests that wait for a replica.", labels)
+        self._prompt = counter("forebay_prompt_tokens", "Prompt tokens of ended answers.", labels)
+        self._hits = counter(
+            "forebay_prefix_cache_hit_tokens", "Of the prompt tokens, those found cached.", labels
+        )
+        self._output = counter("forebay_output_tokens", "Tokens of ended answers.", labels)
+        self._waste = counter(
+            "forebay_waste_tokens",
+            "Tokens computed again, or for nobody, at the platform's cost.",
+            labels,
+        )
+        self._resumed = counter(
+            "forebay_streams_resumed", "Answers that went on at another replica.", labels
+        )
+        self._served: dict[tuple[str, str], Served] = {}
+
+    def served(self, model: str, tier: str) -> Served:
+        """Return the numbers of a model and tier."""
+        found = self._served.get((model, tier))
+        if found is None:
+            found = self._served[model, tier] = Served(
+                ttft=self._ttft.labels(model, tier),
+                inter_token=self._inter_token.labels(model, tier),
+                prompt_tokens=self._prompt.labels(model, tier),
+                hit_tokens=self._hits.labels(model, tier),
+                output_tokens=self._output.labels(model, tier),
+                waste_tokens=self._waste.labels(model, tier),
+                resumed=self._resumed.labels(model, tier),
+            )
+        return found
 
     def text(self) -> bytes:
         """Return the exposition text."""

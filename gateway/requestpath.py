@@ -198,6 +198,7 @@ class RequestPath:
         try:
             grant = await self._room.wait(waiter)
         except errors.ForebayError as error:
+            self._waited(request, waiter, error.code)
             self._refused(request, number, error)
             raise
         except asyncio.CancelledError:
@@ -205,20 +206,26 @@ class RequestPath:
             outcome = recording.outcome_of(live.why) if live.why else usage.Outcome.CLIENT_GONE
             self._recorder.undispatched(request, number, outcome, "left while it waited")
             raise
-        waited_s = self._clock.monotonic() - waiter.ticket.arrived
-        self._metrics.queue_wait.labels(request.model, request.tier.value).observe(waited_s)
+        self._waited(request, waiter, "dispatched")
         return grant
+
+    def _waited(
+        self, request: requests.InferenceRequest, waiter: waiting.Waiter, reason: str
+    ) -> None:
+        waited_s = self._clock.monotonic() - waiter.ticket.arrived
+        self._metrics.queue_wait.labels(request.model, request.tier.value, reason).observe(waited_s)
 
     def _refused(
         self, request: requests.InferenceRequest, number: int, error: errors.ForebayError
     ) -> None:
         outcome = recording.outcome_of(error)
         self._recorder.undispatched(request, number, outcome, error.message)
+        self._metrics.refused.labels(request.model, request.tier.value, error.code).inc()
 
     def _first_token(self, request: requests.InferenceRequest) -> None:
         """Note the time to a request's first token."""
         seconds = max(0, self._clock.wall_us() - request.arrived_us) / 1_000_000
-        self._metrics.ttft.labels(request.model, request.tier.value).observe(seconds)
+        self._metrics.served(request.model, request.tier.value).ttft.observe(seconds)
         if request.tier is requests.Tier.INTERACTIVE:
             self._ttft[request.model].append((self._clock.monotonic(), seconds * 1_000))
 

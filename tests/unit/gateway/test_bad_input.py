@@ -253,7 +253,7 @@ async def test_metrics() -> None:
             text = (await session.get(f"{served.http}/metrics")).text
         labels = 'model="chat",result="ok",tier="interactive"'
         assert f"forebay_requests_total{{{labels}}}" in text
-        assert 'forebay_ttft_seconds_count{model="chat",tier="interactive"}' in text
+        assert 'forebay_time_to_first_token_seconds_count{model="chat",tier="interactive"}' in text
         assert "forebay_requests_open 0.0" in text
 
 
