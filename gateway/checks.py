@@ -1,14 +1,15 @@
 """From a body's bytes to a checked request: what the gateway can judge before any token is spent. Pure.
 
 Only the first fault is named, and no message repeats what the caller sent: an error stays small
-whatever the input was. Fields that are not listed here are the engine's business and pass through.
+whatever the input was. What an engine alone can judge passes through.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from gateway import fields
 from scheduler.contracts import errors, requests
 
 MAX_CHOICES = 128
@@ -59,8 +60,8 @@ def _is_text(value: Any) -> bool:
     return True
 
 
-def check(endpoint: requests.Endpoint, body: Mapping[str, Any]) -> None:
-    """Judge a body's fields for ``endpoint``.
+def check(endpoint: requests.Endpoint, body: Mapping[str, Any], more: Collection[str] = ()) -> None:
+    """Judge a body's fields for ``endpoint``; ``more`` are fields that the site allows beside ours.
 
     Raises:
         errors.BadRequest: the first fault, with the field in `param`.
@@ -91,6 +92,7 @@ def check(endpoint: requests.Endpoint, body: Mapping[str, Any]) -> None:
         raise _fault("stream_options", f"must be an object, not a {kind(options)}")
     if options is not None and not body.get("stream"):
         raise _fault("stream_options", "is only allowed with stream: true")
+    fields.check(endpoint, body, more)
 
 
 def kind(value: Any) -> str:

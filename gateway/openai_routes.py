@@ -67,7 +67,7 @@ def _inference(
 ) -> Callable[[fastapi.Request], Awaitable[responses.Response]]:
     async def serve(request: fastapi.Request) -> responses.Response:
         body = checks.parse(await request.body())
-        checks.check(endpoint, body)
+        checks.check(endpoint, body, gateway.deps.settings.extra_fields)
         credential: requests.Caller = request.state.caller
         source = resolve.Source(
             endpoint=endpoint,

@@ -10,6 +10,8 @@ wins. Both are stripped before the engine sees the request:
 | X-Forebay-Cache-Hint | forebay_cache_hint | key of requests that share a prefix: routing affinity only |
 | X-Forebay-Version | forebay_version | an exact version of the model |
 
+OpenAI's own `prompt_cache_key` is taken as the cache hint where there is no other.
+
 X-Request-Id is kept beside Forebay's own id, which every answer carries as x-forebay-request-id.
 X-Forebay-Batch-Job, -Custom-Id, -Team and -User are believed from Forebay's own batch runner alone.
 """
@@ -63,10 +65,14 @@ def wishes(headers: Mapping[str, str], body: Mapping[str, Any]) -> Wishes:
     return Wishes(
         priority=text("priority"),
         deadline_ms=None if raw is None else _deadline(raw),
-        cache_hint=text("cache_hint"),
+        cache_hint=text("cache_hint") or _hint(body.get("prompt_cache_key")),
         version=text("version"),
         caller_request_id=headers.get("x-request-id", "")[:MAX_ID_CHARS] or None,
     )
+
+
+def _hint(key: Any) -> str | None:
+    return key[:MAX_ID_CHARS] if isinstance(key, str) and key else None
 
 
 def acting_for(caller: requests.Caller, headers: Mapping[str, str]) -> requests.Caller:

@@ -101,6 +101,11 @@ class GatewaySettings:
     keepalive_timeout_s: float = setting(
         20.0, "A gRPC client that leaves a ping unanswered for so long is gone.", unit="s", least=1
     )
+    extra_fields: tuple[str, ...] = setting(
+        (),
+        "Body fields that your engines understand beside OpenAI's and vLLM's sampling options; others are "
+        "refused, so that a typing error in max_tokens costs an error and not a full-length answer.",
+    )
     key_cache_s: float = setting(
         10.0,
         "How long a looked-up API key is believed; a revoked one works so long.",

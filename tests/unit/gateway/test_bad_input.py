@@ -52,6 +52,10 @@ FAULTS: list[tuple[str, dict[str, Any], int, str, str | None]] = [
     (CHAT, {"forebay_version": "7"}, 404, "model_not_found", "forebay_version"),
     (CHAT, {"forebay_deadline_ms": 0}, 400, "bad_request", "forebay_deadline_ms"),
     (CHAT, {"forebay_cache_hint": "x" * 999}, 400, "bad_request", "forebay_cache_hint"),
+    (CHAT, {"max_token": 5}, 400, "bad_request", "max_token"),
+    (CHAT, {"priority": -100}, 400, "bad_request", "priority"),
+    (CHAT, {"kv_transfer_params": {}}, 400, "bad_request", "kv_transfer_params"),
+    (COMPLETIONS, {"prompt": "a", "messages": []}, 400, "bad_request", "messages"),
     (COMPLETIONS, {"prompt": []}, 400, "bad_request", "prompt"),
     (COMPLETIONS, {"prompt": ["a", 1]}, 400, "bad_request", "prompt[1]"),
     (
@@ -67,7 +71,8 @@ FAULTS: list[tuple[str, dict[str, Any], int, str, str | None]] = [
 async def test_faults_are_named() -> None:
     async with harness.one_replica(harness.hello) as (served, fake):
         for path, body, status, code, param in FAULTS:
-            response = await post(served, path, json={**harness.chat_body(), **body})
+            base = harness.chat_body() if path == CHAT else {"model": "chat", "max_tokens": 8}
+            response = await post(served, path, json={**base, **body})
             error = response.json()["error"]
             got = (response.status_code, error["code"], error["param"])
             assert got == (status, code, param), body
@@ -276,9 +281,16 @@ def test_checks_accept_what_the_engine_judges() -> None:
             "temperature": 0,
             "top_p": 1,
             "max_tokens": 1,
-            "anything": {},
+            "tools": [{"type": "anything"}],
+            "response_format": {"type": "anything"},
+            "user": "somebody",
+            "metadata": {},
+            "of_the_site": 1,
         },
+        ("of_the_site",),
     )
+    with pytest.raises(errors.BadRequest, match="did you mean 'max_tokens'"):
+        checks.check(requests.Endpoint.CHAT, {"model": "m", "messages": message, "max_token": 1})
     for prompt in ("a", ["a", "b"], [1, 2], [[1], [2, 3]]):
         checks.check(requests.Endpoint.COMPLETIONS, {"model": "m", "prompt": prompt})
     with pytest.raises(errors.BadRequest, match="of one kind"):
