@@ -71,6 +71,7 @@ class ReplicaSpec:
         max_context: tokens of prompt plus output.
         gpus: GPUs that it needs.
         adapters: LoRA adapter names and their local paths.
+        dedicated: the team whose floor its replicas are, which pays for them idle or not; "" for nobody's.
     """
 
     model: str
@@ -83,6 +84,7 @@ class ReplicaSpec:
     max_context: int = 2048
     gpus: int = 1
     adapters: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    dedicated: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

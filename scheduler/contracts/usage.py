@@ -110,7 +110,9 @@ class GpuRow:
     """GPU time that a lease held, by the agent's own clock; appended about each minute and at the end.
 
     Rows of one lease run tile its life: each begins where the one before ended. `run` counts the
-    runs of a requeued Slurm job from 0, so that no run's time is lost or counted twice.
+    runs of a requeued Slurm job from 0, so that no run's time is lost or counted twice. A row may be
+    written again under the same key with a later end while its minute goes on; the one that ends last
+    counts.
     """
 
     cluster: str
@@ -128,7 +130,22 @@ class GpuRow:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReplicaTimeRow:
-    """What a replica's GPUs did in an interval: which replica held which share of a lease, and when."""
+    """What a replica's GPUs did in an interval: which replica held which share of a lease, and when.
+
+    A row may be written again under the same key with a later end while its interval goes on (so that a
+    killed agent loses a second and not a minute); the one that ends last counts.
+
+    Attributes:
+        state: starting, serving, draining or asleep.
+        seq: 0, 1, 2 … of the replica; (lease, replica, seq) is the key.
+        busy_us: µs in which the engine made steps, at most the interval's length.
+        prefill_tokens: prompt tokens that it computed, those taken from a cache left out.
+        decode_tokens: tokens that it sampled.
+        steps: steps that it made.
+        measured: 1 if the engine tells its steps, so that no busy time means none; 0 if it does not
+            (a foreign server; rows of the first release).
+        dedicated: the team whose floor the replica is, "" if it is everybody's.
+    """
 
     cluster: str
     lease_id: str
@@ -139,8 +156,14 @@ class ReplicaTimeRow:
     gpus: int
     start_us: int
     end_us: int
-    state: str  # starting, serving, draining, asleep
+    state: str
     seq: int
+    busy_us: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    steps: int = 0
+    measured: int = 0
+    dedicated: str = ""
 
 
 Row = UsageRow | GpuRow | ReplicaTimeRow

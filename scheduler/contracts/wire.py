@@ -38,6 +38,7 @@ def spec_to_pb(spec: fleet.ReplicaSpec) -> pb.ReplicaSpec:
         max_context=spec.max_context,
         gpus=spec.gpus,
         adapters=dict(spec.adapters),
+        dedicated=spec.dedicated,
     )
 
 
@@ -58,6 +59,7 @@ def spec_from_pb(message: pb.ReplicaSpec) -> fleet.ReplicaSpec:
         max_context=message.max_context,
         gpus=message.gpus,
         adapters=dict(message.adapters),
+        dedicated=message.dedicated,
     )
 
 

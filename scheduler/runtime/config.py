@@ -68,6 +68,11 @@ class ModelSettings:
         tuple(requests.Tier), "Tiers that this model is offered in."
     )
     adapters: Mapping[str, str] = settings.setting({}, "LoRA adapters: name to folder.")
+    dedicated: str = settings.setting(
+        "",
+        "Team whose own floor these replicas are: idle and start-up GPU time is charged to it; "
+        "empty: they are everybody's.",
+    )
 
     def __post_init__(self) -> None:
         if self.reserved_seats > self.seats:
@@ -90,6 +95,7 @@ class ModelSettings:
             max_context=self.max_context,
             gpus=self.gpus,
             adapters=dict(self.adapters),
+            dedicated=self.dedicated,
         )
 
 

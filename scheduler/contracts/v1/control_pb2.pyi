@@ -55,6 +55,7 @@ class ReplicaSpec(_message.Message):
     MAX_CONTEXT_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    DEDICATED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.str
     engine: _builtins.str
@@ -65,6 +66,8 @@ class ReplicaSpec(_message.Message):
     reserved_seats: _builtins.int
     max_context: _builtins.int
     gpus: _builtins.int
+    dedicated: _builtins.str
+    """the team whose floor its replicas are, or "" """
     @_builtins.property
     def adapters(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -80,10 +83,11 @@ class ReplicaSpec(_message.Message):
         max_context: _builtins.int = ...,
         gpus: _builtins.int = ...,
         adapters: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        dedicated: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "engine", b"engine", "engine_args_json", b"engine_args_json", "gpus", b"gpus", "max_context", b"max_context", "model", b"model", "reserved_seats", b"reserved_seats", "seats", b"seats", "version", b"version", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "dedicated", b"dedicated", "engine", b"engine", "engine_args_json", b"engine_args_json", "gpus", b"gpus", "max_context", b"max_context", "model", b"model", "reserved_seats", b"reserved_seats", "seats", b"seats", "version", b"version", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -274,6 +278,7 @@ class ReplicaReport(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     PHASES_S_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.str
     state: _builtins.str
     """starting, warm, serving, draining, asleep, stopped, quarantined, lost"""
@@ -290,6 +295,10 @@ class ReplicaReport(_message.Message):
     def spec(self) -> Global___ReplicaSpec:
         """what it runs, so that a broker without its registry could adopt it"""
 
+    @_builtins.property
+    def work(self) -> Global___EngineWork:
+        """absent: the engine does not tell its steps"""
+
     def __init__(
         self,
         *,
@@ -303,14 +312,47 @@ class ReplicaReport(_message.Message):
         reason: _builtins.str = ...,
         phases_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         spec: Global___ReplicaSpec | None = ...,
+        work: Global___EngineWork | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "stats", b"stats"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "stats", b"stats", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "phases_s", b"phases_s", "reason", b"reason", "replica_id", b"replica_id", "role", b"role", "secret_file", b"secret_file", "spec", b"spec", "state", b"state", "stats", b"stats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "phases_s", b"phases_s", "reason", b"reason", "replica_id", b"replica_id", "role", b"role", "secret_file", b"secret_file", "spec", b"spec", "state", b"state", "stats", b"stats", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaReport: _TypeAlias = ReplicaReport  # noqa: Y015
+
+@_typing.final
+class EngineWork(_message.Message):
+    """What an engine has done since it started; an engine that starts anew begins at 0."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUSY_US_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    DECODE_TOKENS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    busy_us: _builtins.int
+    """in which it made steps"""
+    prefill_tokens: _builtins.int
+    """computed, not taken from a cache"""
+    decode_tokens: _builtins.int
+    steps: _builtins.int
+    def __init__(
+        self,
+        *,
+        busy_us: _builtins.int = ...,
+        prefill_tokens: _builtins.int = ...,
+        decode_tokens: _builtins.int = ...,
+        steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_us", b"busy_us", "decode_tokens", b"decode_tokens", "prefill_tokens", b"prefill_tokens", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineWork: _TypeAlias = EngineWork  # noqa: Y015
 
 @_typing.final
 class SlotReport(_message.Message):
