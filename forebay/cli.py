@@ -183,9 +183,24 @@ def _log() -> None:
     level = os.environ.get("FOREBAY_LOG", "INFO").upper()
     if level not in logging.getLevelNamesMapping():
         raise command_line.CommandError(f"FOREBAY_LOG: {level!r} is no level: use INFO or DEBUG")
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    match os.environ.get("FOREBAY_LOG_FORMAT", "text"):
+        case "text":
+            form = logging.Formatter("%(asctime)s %(levelname).1s %(name)s %(message)s")
+        case "json":
+            from pythonjsonlogger.json import JsonFormatter
+
+            # What a record carries beside its text (`extra=`: request_id, model, team) is in it too.
+            form = JsonFormatter(
+                "{asctime}{levelname}{name}{message}",
+                style="{",
+                rename_fields={"asctime": "time", "levelname": "level", "name": "logger"},
+                static_fields={"pid": os.getpid()},
+            )
+        case other:
+            raise command_line.CommandError(f"FOREBAY_LOG_FORMAT: {other!r}: use text or json")
+    handler.setFormatter(form)
+    logging.basicConfig(level=level, handlers=[handler])
     for talker in ("httpx", "alembic"):  # a line for each poll of Slurm, and for each plugin
         logging.getLogger(talker).setLevel(max(logging.WARNING, logging.root.level))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from engines import settings as engine_settings
 from engines.agent import spec
-from forebay import in_lease, installation, sinks
+from forebay import in_lease, installation, sinks, telemetry
 from forebay import settings as forebay_settings
 from scheduler.contracts import fleet, slurm
 from scheduler.runtime import address, guard
@@ -38,7 +38,11 @@ class Renderer:
         gres_type = lease.gres_type or table.gres_type
         # Only what a lease needs: a service's whole environment is nobody else's business.
         kept = ("PATH", "HOME", "LANG", "PYTHONDONTWRITEBYTECODE", "SLURM_CONF", "TMPDIR")
-        environment = {name: os.environ[name] for name in kept if name in os.environ}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name in kept or name.startswith(telemetry.PREFIX)
+        }
         if table.conf:
             environment["SLURM_CONF"] = table.conf
         environment |= {

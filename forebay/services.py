@@ -18,7 +18,7 @@ from batch_jobs import daemon
 from batch_jobs import routes as batch_routes
 from batch_jobs import settings as batch_settings
 from batch_jobs import store as batch_store
-from forebay import installation, lease, sinks
+from forebay import installation, lease, sinks, telemetry
 from gateway import auth, dependencies, server
 from gateway import settings as gateway_settings
 from scheduler.contracts import clock
@@ -103,6 +103,7 @@ async def gateway(here: installation.Installation, told: Told) -> None:
         sink=sink,
         clock=time,
         cluster=port.cluster,
+        tracer=telemetry.tracer("forebay-gateway"),
     )
 
     def ready(where: server.Addresses) -> None:

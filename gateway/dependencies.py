@@ -3,7 +3,7 @@
 import dataclasses
 
 from gateway import settings
-from scheduler.contracts import clock, ports, usage
+from scheduler.contracts import clock, ports, tracing, usage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -17,6 +17,7 @@ class Dependencies:
         sink: where usage rows go.
         clock: this process's time.
         cluster: the cluster's name, as usage rows carry it.
+        tracer: where spans go.
     """
 
     settings: settings.GatewaySettings
@@ -25,3 +26,4 @@ class Dependencies:
     sink: usage.UsageSink
     clock: clock.Clock
     cluster: str
+    tracer: tracing.Tracer = tracing.NoTracer()  # noqa: RUF009 - has no state

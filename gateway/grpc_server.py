@@ -9,7 +9,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gateway import assembly, catalog, checks, error_map, resolve, settings, sse
-from scheduler.contracts import errors, frames, ids, requests
+from scheduler.contracts import errors, frames, ids, requests, tracing
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
 
 SERVICE = "forebay.v1.Inference"
@@ -167,6 +167,7 @@ def wishes(message: forebay_pb2.GenerateRequest, metadata: Mapping[str, str]) ->
         version=message.version or None,
         adapter=message.adapter or None,
         caller_request_id=metadata.get("x-request-id", "")[: resolve.MAX_ID_CHARS] or None,
+        traceparent=tracing.parent(metadata.get("traceparent")),
     )
 
 

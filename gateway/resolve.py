@@ -21,7 +21,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler.contracts import errors, fleet, ids, requests
+from scheduler.contracts import errors, fleet, ids, requests, tracing
 
 MAX_ID_CHARS = 256
 MAX_DEADLINE_MS = 7 * 24 * 3600 * 1000
@@ -37,6 +37,7 @@ class Wishes:
     version: str | None = None
     adapter: str | None = None
     caller_request_id: str | None = None
+    traceparent: str | None = None
 
 
 def wishes(headers: Mapping[str, str], body: Mapping[str, Any]) -> Wishes:
@@ -68,6 +69,7 @@ def wishes(headers: Mapping[str, str], body: Mapping[str, Any]) -> Wishes:
         cache_hint=text("cache_hint") or _hint(body.get("prompt_cache_key")),
         version=text("version"),
         caller_request_id=headers.get("x-request-id", "")[:MAX_ID_CHARS] or None,
+        traceparent=tracing.parent(headers.get("traceparent")),
     )
 
 
@@ -143,6 +145,7 @@ def request(
         caller_request_id=wanted.caller_request_id,
         cache_hint=wanted.cache_hint,
         batch=source.batch,
+        traceparent=wanted.traceparent,
     )
 
 

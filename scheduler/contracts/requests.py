@@ -81,6 +81,7 @@ class InferenceRequest:
         caller_request_id: the caller's own id, kept beside ours, never used as a key.
         cache_hint: the caller's key for requests that share a prefix; affects routing only.
         batch: the batch line that this request is, if it is one.
+        traceparent: the caller's W3C trace, or None.
     """
 
     request_id: ids.RequestId
@@ -97,3 +98,4 @@ class InferenceRequest:
     caller_request_id: str | None = None
     cache_hint: str | None = None
     batch: BatchRef | None = None
+    traceparent: str | None = None
