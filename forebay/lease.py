@@ -8,6 +8,7 @@ from typing import Any
 
 from engines import settings as engine_settings
 from engines.agent import spec
+from engines.replica import spans
 from forebay import in_lease, installation, sinks, telemetry
 from forebay import settings as forebay_settings
 from scheduler.contracts import fleet, slurm
@@ -45,6 +46,8 @@ class Renderer:
         }
         if table.conf:
             environment["SLURM_CONF"] = table.conf
+        if telemetry.wanted():
+            environment[spans.FACTORY] = telemetry.FACTORY
         environment |= {
             sinks.SPOOL: self._here.spool(),
             in_lease.LAUNCHER: json.dumps(self._launcher(gres_type)),

@@ -16,6 +16,7 @@ if typing.TYPE_CHECKING:
     from opentelemetry import trace as otel
     from opentelemetry.sdk import trace as sdk
 
+FACTORY = "forebay.telemetry:tracer"
 PREFIX = "OTEL_"
 _SHARE = 0.01
 _log = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ import dataclasses
 
 from starlette import types
 
-from engines.replica import answers, attempt, engine, gate, rows, seats, secret, state
-from scheduler.contracts import clock, fleet, requests, usage
+from engines.replica import answers, attempt, engine, gate, rows, seats, secret, spans, state
+from scheduler.contracts import clock, fleet, requests, tracing, usage
 
 _INFERENCE = frozenset(endpoint.value for endpoint in requests.Endpoint)
 
@@ -30,7 +30,12 @@ class Options:
 
 
 def build(
-    inner: engine.Engine, options: Options, *, sink: usage.UsageSink, time: clock.Clock
+    inner: engine.Engine,
+    options: Options,
+    *,
+    sink: usage.UsageSink,
+    time: clock.Clock,
+    tracer: tracing.Tracer | None = None,
 ) -> "Replica":
     """Return the replica: the engine's ASGI app with Forebay's stack before it.
 
@@ -39,14 +44,19 @@ def build(
         options: how this replica is set up.
         sink: where its usage rows go.
         time: the clock.
+        tracer: where its spans go; nowhere if not given.
     """
     table = seats.Seats(options.seats, options.reserved_seats, options.role)
     door = gate.Gate(table, time)
     ledger = rows.Ledger(sink, time)
     attempts = attempt.Attempts(inner, door, ledger, time, _stranger(options.about))
     control = state.Control(inner, door, attempts, options.about)
-    checked = secret.SecretCheck(_Stack(inner, control, attempts, ledger), options.secret)
-    return Replica(checked, door)
+    stack: types.ASGIApp = _Stack(inner, control, attempts, ledger)
+    if tracer is not None:
+        about = options.about
+        named = {"forebay.replica": about.replica_id, "forebay.model": about.model}
+        stack = spans.Spans(stack, tracer, named)
+    return Replica(secret.SecretCheck(stack, options.secret), door)
 
 
 class Replica:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import uvicorn
 from starlette import types
 
-from engines.replica import app, engine, launch
+from engines.replica import app, engine, launch, spans
 from scheduler.contracts import clock, errors, usage
 
 GRACE_S = 2  # for answers on their last bytes once every sequence has left
@@ -52,7 +52,7 @@ async def run(
         with _timed("engine", phases, reporter):
             inner = await stack.enter_async_context(open_engine(record, time, reporter))
         stack.push_async_callback(_finish, sink)
-        served = app.build(inner, options, sink=sink, time=time)
+        served = app.build(inner, options, sink=sink, time=time, tracer=spans.from_environment())
         async with listening(served, record.host, served.retire) as (address, ended):
             reporter.listening(address, record.incarnation, phases)
             await ended.wait()
