@@ -21,7 +21,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "model": ("model",),
     "tier": ("tier",),
 }
-_KEY = ("cluster", "team", "user", "model", "tier")
+OWNER = ("cluster", "team", "user", "model", "tier", "endpoint")  # whom GPU time is attributed to
 _SUMS = (
     "requests",
     "attempts",
@@ -229,7 +229,7 @@ def rollup(
         rows[key] = {**{name: found[name] for name in (*names, *_SUMS)}, "gpu_us": 0}
     for period, share in enumerate(gpu_shares(reading, cuts, weights)):
         for owner, amount in share.attributed.items():
-            who = dict(zip(_KEY, owner, strict=True))
+            who = dict(zip(OWNER, owner, strict=True))
             if scope.sees(who["team"], who["user"]) and _matches(asked, who):
                 group = period, "", tuple(who[name] for name in names)
                 rows.setdefault(group, _empty(names, group[2]))["gpu_us"] += amount
@@ -265,7 +265,7 @@ def gpu_shares(
     ):
         tokens = found["uncached_prompt_tokens"], found["output_tokens"]
         one = attribution.Work(
-            key=None if found["payer"] == "platform" else tuple(found[name] for name in _KEY),
+            key=None if found["payer"] == "platform" else tuple(found[name] for name in OWNER),
             replica_id=found["replica_id"],
             start_us=found["started_us"],
             end_us=found["ended_us"],

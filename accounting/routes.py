@@ -7,6 +7,7 @@
 | ``/leases`` | leases with GPU-µs |
 | ``/rollup`` | tokens and GPU-µs; ``by`` cluster, team, user, model or tier, ``unit`` hour, day or month |
 | ``/reconcile`` | leases in Forebay's and in Slurm's books |
+| ``/bill`` | the lines of a month's bill; ``month`` as 2026-11 |
 
 Parameters: ``start_us``, ``end_us`` (UTC µs); ``team``, ``user``, ``model``, ``tier``, ``outcome``, ``job``
 (comma lists); ``tz`` for a rollup's days. An answer is ``{"window", "rows", "truncated", "problems"}``.
@@ -15,6 +16,7 @@ business: for it a plain user is refused.
 """
 
 import dataclasses
+import datetime
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,8 +25,17 @@ import duckdb
 import fastapi
 from fastapi import concurrency, responses
 
-from accounting import books, gpu_time, manifest, reports, settings, windows
-from scheduler.contracts import errors, requests, slurm
+from accounting import (
+    billing,
+    books,
+    gpu_time,
+    manifest,
+    postings,
+    reports,
+    settings,
+    windows,
+)
+from scheduler.contracts import command_line, errors, requests, slurm
 
 _Query = Annotated[str, fastapi.Query()]
 
@@ -92,6 +103,7 @@ class _Usage:
         self, state_dir: Path, table: settings.Accounting, port: slurm.SlurmPort | None
     ) -> None:
         self._books = books.Books(state_dir, memory_mb=table.memory_mb)
+        self._billing = billing.Billing(state_dir, table)
         self._limit = table.rows_at_most
         self._weights = reports.Weights(table.prefill_weight, table.decode_weight)
         self._slurm = port
@@ -157,6 +169,30 @@ class _Usage:
             "problems": _once(problems),
         }
 
+    def bill(self, asked: _Asked, month: str) -> dict[str, Any]:
+        made = self._billing.month(known_month(month))
+        wanted, scope = asked.wanted, asked.scope
+        rows = [
+            dataclasses.asdict(line)
+            for line in made.lines
+            if scope.sees(line.team, line.user)
+            and (not wanted.teams or line.team in wanted.teams)
+            and (not wanted.users or line.user in wanted.users)
+            and (not wanted.models or line.model in wanted.models)
+            and (not wanted.tiers or line.tier in wanted.tiers)
+        ]
+        return {
+            "window": {"start_us": made.start_us, "end_us": made.end_us},
+            "month": made.month,
+            "zone": str(self._billing.tz),
+            "currency": self._billing.currency,
+            "closed_us": 0 if made.closed is None else made.closed.at_us,
+            "rows": rows[: self._limit],
+            "total": sum(row["cost"] for row in rows),
+            "truncated": len(rows) > self._limit,
+            "problems": _once(made.problems),
+        }
+
     def _answer(
         self, asked: _Asked, rows: list[dict[str, Any]], reading: books.Reading
     ) -> dict[str, Any]:
@@ -202,6 +238,10 @@ def router(
     ) -> fastapi.Response:
         return await _run(asked, lambda ask: work.rollup(ask, by, unit, tz))
 
+    @routes.get("/bill")
+    async def _bill(asked: _Ask, month: _Query = "") -> fastapi.Response:
+        return await _run(asked, lambda ask: work.bill(ask, month))
+
     @routes.get("/reconcile")
     async def _reconcile(asked: _Ask) -> fastapi.Response:
         return await _run(asked, work.reconcile)
@@ -210,18 +250,41 @@ def router(
 
 
 async def _run(asked: _Asked | errors.ForebayError, work: _Work) -> fastapi.Response:
-    try:
+    def body() -> dict[str, Any]:
         if isinstance(asked, errors.ForebayError):
             raise asked
-        return responses.JSONResponse(await concurrency.run_in_threadpool(work, asked))
+        return work(asked)
+
+    return await answered(body)
+
+
+async def answered(work: Callable[[], dict[str, Any]], status: int = 200) -> fastapi.Response:
+    """Run ``work`` in a thread and answer with what it returns, or with its error in one line."""
+    try:
+        return responses.JSONResponse(await concurrency.run_in_threadpool(work), status)
     except errors.ForebayError as error:
         return responses.JSONResponse(error.openai(), status_code=error.status)
-    except manifest.ManifestDamaged as error:
+    except (manifest.ManifestDamaged, postings.PostingsDamaged) as error:
         return _internal(str(error))
+    except OSError as error:
+        return _internal(f"{error.filename or 'state folder'}: {error.strerror or error}")
     except duckdb.OutOfMemoryException:
         return _internal(
             "this report needs more memory: ask for less, or raise accounting.memory_mb"
         )
+
+
+def known_month(text: str) -> str:
+    """Return ``YYYY-MM`` if it is a month from 1970 on; raises `errors.BadRequest`."""
+    try:
+        windows.of_month(text, datetime.UTC)
+    except command_line.CommandError as error:
+        raise errors.BadRequest(error.message, param="month") from error
+    if text < "1970-02":
+        raise errors.BadRequest(
+            f"invalid month {text!r}: nothing is recorded before 1970", param="month"
+        )
+    return text
 
 
 def _internal(message: str) -> fastapi.Response:

@@ -44,3 +44,15 @@ class Accounting:
     rows_at_most: int = setting(
         100_000, "Rows in one answer of facct; more is told, never cut in silence.", least=1
     )
+    time_zone: str = setting(
+        "UTC",
+        "Zone whose months are billed, such as Europe/Berlin; a closed month keeps the borders it had.",
+    )
+    late_months: int = setting(
+        3,
+        "Closed months in which rows that arrive late are still looked for; each is counted anew for a bill.",
+        unit="months",
+        least=1,
+        most=24,
+    )
+    currency: str = setting("EUR", "What reports call the unit of money; it is never converted.")

@@ -30,6 +30,11 @@ def to_us(moment: datetime.datetime) -> int:
     return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
 
 
+def moment(us: int) -> datetime.datetime:
+    """Return UTC µs as an aware time, without a float on the way."""
+    return _EPOCH + datetime.timedelta(microseconds=us)
+
+
 def of_facct(
     start: str | None, end: str | None, *, now: datetime.datetime, tz: datetime.tzinfo, named: bool
 ) -> Window:
@@ -102,7 +107,7 @@ def periods(window: Window, unit: str, tz: datetime.tzinfo) -> list[int]:
     if unit not in UNITS:
         raise ValueError(f"no period is called {unit!r}: hour, day or month")
     borders = [window.start_us]
-    start = (_EPOCH + datetime.timedelta(microseconds=window.start_us)).astimezone(tz)
+    start = moment(window.start_us).astimezone(tz)
     if unit == "hour":
         into = (start.minute * 60 + start.second) * 1_000_000 + start.microsecond
         border = window.start_us - into + 3_600_000_000

@@ -1,0 +1,271 @@
+"""Rates, adjustments, bills and closed months of one state folder: reads the books, appends postings.
+
+Rules are decided by `accounting.rates` and `accounting.bill`; this module fetches what they need and
+keeps what they decide. A closed month's lines are a Parquet file that is synced before the posting that
+names it and its SHA-256, so that a crash in between closes nothing. Every method blocks.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from accounting import (
+    bill,
+    books,
+    manifest,
+    postings,
+    quantities,
+    rates,
+    reports,
+    settings,
+    windows,
+)
+from scheduler.contracts import errors
+
+_BILLS = "bills"
+_LINE = pa.schema(
+    [
+        pa.field(
+            field.name,
+            {str: pa.string(), int: pa.int64(), bool: pa.bool_()}[field.type],  # type: ignore[index]
+            nullable=False,
+        )
+        for field in dataclasses.fields(bill.Line)
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bill:
+    """One month's bill.
+
+    Attributes:
+        closed: how it was closed, None while the month is open.
+        problems: one line for each thing that could not be read.
+    """
+
+    month: str
+    start_us: int
+    end_us: int
+    lines: tuple[bill.Line, ...]
+    closed: bill.Closed | None = None
+    problems: tuple[str, ...] = ()
+
+
+class Billing:
+    """The site's rates and bills.
+
+    Args:
+        state_dir: Forebay's state folder.
+        table: the settings.
+    """
+
+    def __init__(self, state_dir: Path, table: settings.Accounting) -> None:
+        self._postings = postings.Postings(state_dir)
+        self._books = books.Books(state_dir, memory_mb=table.memory_mb)
+        self._weights = reports.Weights(table.prefill_weight, table.decode_weight)
+        self._late_months = table.late_months
+        self.tz = windows.zone(table.time_zone)
+        self.currency = table.currency
+
+    def price_list(self) -> rates.Rates:
+        """Return the rates as they are now."""
+        return rates.read(self._postings.read())
+
+    def closings(self) -> list[bill.Closed]:
+        """Return the closed months, in order."""
+        return bill.closed(self._postings.read())
+
+    def add_rates(
+        self, wanted: Mapping[str, Any], *, author: str, reason: str, now_us: int
+    ) -> postings.Posting:
+        """Append rates (`rates.body`).
+
+        Raises:
+            errors.BadRequest: they would rewrite what was priced or billed.
+        """
+
+        def decide(log: postings.Log) -> postings.Draft:
+            known, closed = rates.read(log), bill.closed(log)
+            for item in wanted["rates"]:
+                if closed and item["from_us"] < closed[-1].end_us:
+                    raise errors.BadRequest(
+                        f"{closed[-1].month} is closed: a rate may begin after it, not in it",
+                        param="from",
+                    )
+                rewritten = rates.overlapped(known, item, now_us)
+                if rewritten is not None:
+                    raise errors.BadRequest(
+                        f"a rate for {item['use']} of model {rewritten.model}, tier {rewritten.tier} "
+                        "held in that time, and what was used is priced by it: let the new one begin "
+                        "now or later, and use `fctl adjust` for the past",
+                        param="from",
+                    )
+            return postings.Draft(rates.POSTING, now_us, author, reason, wanted)
+
+        return self._postings.append(decide)
+
+    def adjust(
+        self, team: str, micro: int, month: str, *, author: str, reason: str, now_us: int
+    ) -> bill.Line:
+        """Append an adjustment; returns the line, which is on the open bill if ``month`` is closed.
+
+        Raises:
+            errors.BadRequest: the month has not begun.
+        """
+        if month > bill.month_of(now_us, self.tz):
+            raise errors.BadRequest(f"{month} has not begun: adjust it then", param="month")
+        body = {"team": team, "micro": micro, "month": month}
+        draft = postings.Draft(bill.ADJUSTMENT, now_us, author, reason, body)
+        made = self._postings.append(lambda _: draft)
+        lines = bill.adjustments(self._postings.read())
+        return next(line for line in lines if line.posting == made.number)
+
+    def month(self, month: str) -> Bill:
+        """Return a month's bill: as it was closed, or of an open month as of now."""
+        return self._bill(month, self._postings.read())
+
+    def close(self, month: str, *, author: str, reason: str, now_us: int) -> bill.Closed:
+        """Close a month: its bill is written down and does not change any more.
+
+        Raises:
+            errors.BadRequest: it has not ended, is closed, an earlier one is open, or rows of it can't be
+                read.
+        """
+
+        def decide(log: postings.Log) -> postings.Draft:
+            self._may_close(month, log, now_us)
+            made = self._bill(month, log)
+            if made.problems:
+                raise errors.BadRequest(f"{month} can't be closed: {made.problems[0]}")
+            data = _encoded(made.lines)
+            digest = hashlib.sha256(data).hexdigest()
+            name = f"{_BILLS}/{month}-{digest[:16]}.parquet"
+            path = self._postings.folder / name
+            path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            manifest.write_durably(path, data)
+            borders = made.start_us, made.end_us
+            body = bill.close_body(month, borders, name, digest, made.lines)
+            return postings.Draft(bill.CLOSE, now_us, author, reason, body)
+
+        self._postings.append(decide)
+        return self.closings()[-1]
+
+    def _may_close(self, month: str, log: postings.Log, now_us: int) -> None:
+        closed = bill.closed(log)
+        if any(each.month == month for each in closed):
+            raise errors.BadRequest(f"{month} is closed already: use `fctl adjust`", param="month")
+        if self._borders(month, closed).end_us > now_us:
+            raise errors.BadRequest(f"{month} has not ended: close it later", param="month")
+        if closed and month != bill.after(closed[-1].month):
+            raise errors.BadRequest(
+                f"months are closed in order: {bill.after(closed[-1].month)} is next", param="month"
+            )
+        if not closed:
+            first = self._first_month()
+            if first and first < month:
+                raise errors.BadRequest(
+                    f"months are closed in order: {first} has usage and is open", param="month"
+                )
+
+    def _first_month(self) -> str:
+        with self._books.reading() as reading:
+            rows = reading.query("SELECT min(arrived_us) AS first FROM usage_rows")
+        first = rows[0]["first"]
+        return "" if first is None else bill.month_of(first, self.tz)
+
+    def _bill(self, month: str, log: postings.Log) -> Bill:
+        closed = bill.closed(log)
+        for each in closed:
+            if each.month == month:
+                return Bill(month, each.start_us, each.end_us, self._kept(each), each)
+        window = self._borders(month, closed)
+        made: list[bill.Line] = []
+        problems: tuple[str, ...] = ()
+        if closed and month < closed[0].month:
+            return Bill(month, window.start_us, window.end_us, ())
+        known = rates.read(log)
+        used, problems = self._used({month: window}, known)
+        made += bill.lines(month, used)
+        if closed and month == bill.after(closed[-1].month):
+            old, more = self._late(month, closed, known)
+            made += old
+            problems = (*problems, *more)
+        made += [line for line in bill.adjustments(log) if line.month == month]
+        told = tuple(dict.fromkeys(problems))
+        return Bill(month, window.start_us, window.end_us, tuple(made), None, told)
+
+    def _late(
+        self, month: str, closed: Sequence[bill.Closed], known: rates.Rates
+    ) -> tuple[list[bill.Line], tuple[str, ...]]:
+        spans: dict[str, windows.Window] = {}
+        each = closed[-1].month
+        for _ in range(self._late_months):
+            spans[each] = self._borders(each, closed)
+            each = _before(each)
+        used, problems = self._used(dict(sorted(spans.items())), known)
+        first = min(spans)
+        billed = [line for one in closed if one.month >= first for line in self._kept(one)]
+        return bill.late(month, spans.keys(), used, billed), problems
+
+    def _used(
+        self, spans: Mapping[str, windows.Window], known: rates.Rates
+    ) -> tuple[list[bill.Used], tuple[str, ...]]:
+        """Return what was used in adjoining months."""
+        names = list(spans)
+        cuts = [span.start_us for span in spans.values()] + [spans[names[-1]].end_us]
+        with self._books.reading(max(0, cuts[0] - reports.LONGEST_REQUEST_US), cuts[-1]) as reading:
+            used = [
+                bill.Used(names[each.period], *_who(each.owner), each.use, each.micro, each.amount)
+                for each in quantities.amounts(reading, cuts, known, self._weights)
+            ]
+            return used, reading.problems
+
+    def _borders(self, month: str, closed: Sequence[bill.Closed]) -> windows.Window:
+        """Return a month's borders; an open one begins where the closed one before it ended."""
+        window = windows.of_month(month, self.tz)
+        for each in closed:
+            if each.month == month:
+                return windows.Window(each.start_us, each.end_us)
+            if bill.after(each.month) == month:
+                window = windows.Window(each.end_us, window.end_us)
+        return window
+
+    def _kept(self, closed: bill.Closed) -> tuple[bill.Line, ...]:
+        path = self._postings.folder / closed.file
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise postings.PostingsDamaged(
+                f"{path}: {error.strerror}: restore the bill of {closed.month} from a backup"
+            ) from error
+        if hashlib.sha256(data).hexdigest() != closed.sha256:
+            raise postings.PostingsDamaged(
+                f"{path} was changed since {closed.month} was closed: restore it from a backup"
+            )
+        return tuple(bill.line_of(row) for row in pq.read_table(io.BytesIO(data)).to_pylist())
+
+
+def _who(owner: Sequence[str]) -> tuple[str, str, str, str]:
+    """Return a bill's team, user, model and tier; bills do not tell clusters and endpoints apart."""
+    _, team, user, model, tier, _ = owner
+    return team, user, model, tier
+
+
+def _encoded(lines: Sequence[bill.Line]) -> bytes:
+    sink = io.BytesIO()
+    rows = [dataclasses.asdict(line) for line in lines]
+    pq.write_table(pa.Table.from_pylist(rows, schema=_LINE), sink, compression="zstd")
+    return sink.getvalue()
+
+
+def _before(month: str) -> str:
+    first = datetime.date(int(month[:4]), int(month[5:]), 1) - datetime.timedelta(days=1)
+    return f"{first:%Y-%m}"

@@ -1,0 +1,237 @@
+"""Bills: sums that add up, closed months that do not change, late rows once."""
+
+import dataclasses
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accounting import bill, billing, postings, rates, settings, spool
+from scheduler.contracts import clock, errors
+from tests.unit.accounting import samples, world
+
+Use = rates.Use
+SECOND = world.SECOND
+
+
+def us(text: str) -> int:
+    return round(datetime.datetime.fromisoformat(text + "+00:00").timestamp()) * 1_000_000
+
+
+NOV, DEC, JAN = us("2026-11-01T00:00:00"), us("2026-12-01T00:00:00"), us("2027-01-01T00:00:00")
+
+
+def used(month: str, amount: int, *, team: str = "red") -> bill.Used:
+    return bill.Used(month, team, "ann", "chat", "batch", Use.OUTPUT, 500, amount)
+
+
+amounts = st.lists(st.tuples(st.sampled_from(["red", "blue"]), st.integers(0, 10**9)), max_size=9)
+
+
+@given(amounts)
+def test_a_line_is_rounded_once_whatever_it_is_made_of(parts: list[tuple[str, int]]) -> None:
+    lines = bill.lines("2026-11", [used("2026-11", amount, team=team) for team, amount in parts])
+    for team in ("red", "blue"):
+        whole = sum(amount for name, amount in parts if name == team)
+        mine = [line for line in lines if line.team == team]
+        assert sum(line.amount for line in mine) == whole
+        assert bill.total(mine) == rates.cost(whole, Use.OUTPUT, 500)
+
+
+@given(amounts, amounts)
+def test_all_bills_together_say_what_one_would_have_said(
+    first: list[tuple[str, int]], more: list[tuple[str, int]]
+) -> None:
+    early = [used("2026-11", amount, team=team) for team, amount in first]
+    everything = early + [used("2026-11", amount, team=team) for team, amount in more]
+    november = bill.lines("2026-11", early)
+    late = bill.late("2026-12", ["2026-11"], everything, november)
+    assert all(line.late and line.month == "2026-12" for line in late)
+    assert bill.total([*november, *late]) == bill.total(bill.lines("2026-11", everything))
+    assert bill.late("2027-01", ["2026-11"], everything, [*november, *late]) == []
+
+
+def test_a_row_that_turns_out_to_be_the_platforms_is_given_back() -> None:
+    november = bill.lines("2026-11", [used("2026-11", 4_000)])
+    (credit,) = bill.late("2026-12", ["2026-11"], [], november)
+    assert (credit.amount, credit.cost) == (-4_000, -2_000)
+    assert bill.late("2026-12", ["2026-10"], [], november) == []
+
+
+def post(number: int, kind: str, **body: Any) -> postings.Posting:
+    return postings.Posting(number, kind, 0, "ops", "why", body, "")
+
+
+def closing(number: int, month: str) -> postings.Posting:
+    return post(
+        number, bill.CLOSE, month=month, start_us=0, end_us=1, file="", sha256="", lines=0, total=0
+    )
+
+
+def test_an_adjustment_of_a_closed_month_is_late_on_the_open_bill() -> None:
+    log = [
+        post(1, bill.ADJUSTMENT, team="red", micro=-5, month="2026-11"),
+        closing(2, "2026-11"),
+        post(3, bill.ADJUSTMENT, team="red", micro=-7, month="2026-11"),
+        closing(4, "2026-12"),
+        post(5, bill.ADJUSTMENT, team="red", micro=-9, month="2026-11"),
+    ]
+    found = [(line.month, line.used_month, line.late) for line in bill.adjustments(log)]
+    assert found == [
+        ("2026-11", "2026-11", False),
+        ("2026-12", "2026-11", True),
+        ("2027-01", "2026-11", True),
+    ]
+
+
+def write(state: Path, name: str, *rows: Any) -> None:
+    sink = spool.Spool(state / "spool" / name, name, clock=clock.FakeClock())
+    for row in rows:
+        sink.append(row)
+    sink.close()
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> billing.Billing:
+    """The world of November, with a price for output, and another one from noon of the 27th on."""
+    world.write(tmp_path)
+    made = billing.Billing(tmp_path, settings.Accounting())
+    made.add_rates(
+        rates.body("*", "*", {Use.OUTPUT: 1_000_000, Use.UNCACHED: 100_000}, NOV),
+        author="ops", reason="first", now_us=NOV,
+    )  # fmt: skip
+    return made
+
+
+def close(office: billing.Billing, month: str, now_us: int) -> bill.Closed:
+    return office.close(month, author="ops", reason="", now_us=now_us)
+
+
+def test_a_bill_is_what_teams_pay_and_nothing_of_the_platforms(office: billing.Billing) -> None:
+    """A3's half: asking again changes nothing; preempted and lost attempts cost nothing."""
+    made = office.month("2026-11")
+    found = {(line.team, line.user, line.what): line.amount for line in made.lines}
+    assert found["red", "ann", "output"] == 10
+    assert found["blue", "bob", "output"] == 14
+    assert found["blue", "bob", "uncached_prompt"] == 10
+    assert found["blue", "bob", "cached_prompt"] == 2
+    assert bill.total(made.lines) == 24 * 1_000 + 18 * 100
+    assert made.problems == ()
+    assert office.month("2026-11") == made
+    assert office.month("2026-10").lines == ()
+
+
+def test_a_rate_from_the_middle_of_a_month_makes_two_lines(
+    office: billing.Billing, tmp_path: Path
+) -> None:
+    change = world.NOON + 2 * SECOND
+    office.add_rates(
+        rates.body("chat", "batch", {Use.OUTPUT: 3_000_000}, change),
+        author="ops", reason="dearer", now_us=change,
+    )  # fmt: skip
+    write(tmp_path, "more", samples.row(
+        "close", "b9", team="blue", user="bob", tier="batch", started_us=world.NOON, output_tokens=5
+    ))  # fmt: skip
+    lines = [x for x in office.month("2026-11").lines if (x.team, x.what) == ("blue", "output")]
+    assert [(x.price, x.amount, x.cost) for x in lines] == [
+        (1_000_000, 5, 5_000),
+        (3_000_000, 14, 42_000),
+    ]
+
+
+def test_a_rate_may_not_begin_in_what_was_priced_or_billed(office: billing.Billing) -> None:
+    wanted = rates.body("chat", "*", {Use.OUTPUT: 1}, world.NOON)
+    with pytest.raises(errors.BadRequest, match="held in that time"):
+        office.add_rates(wanted, author="ops", reason="x", now_us=world.NOON + 1)
+    close(office, "2026-11", DEC)
+    with pytest.raises(errors.BadRequest, match="2026-11 is closed"):
+        office.add_rates(
+            rates.body("chat", "*", {Use.CACHED: 1}, world.NOON),
+            author="ops", reason="x", now_us=DEC,
+        )  # fmt: skip
+    assert len(office.price_list().all) == 2
+
+
+def test_a_closed_month_does_not_change_and_late_rows_are_billed_once(
+    office: billing.Billing, tmp_path: Path
+) -> None:
+    before = office.month("2026-11")
+    closed = close(office, "2026-11", DEC)
+    assert (closed.total, closed.lines) == (bill.total(before.lines), len(before.lines))
+    write(tmp_path, "found", samples.row("close", "late", output_tokens=1_000))
+    kept = office.month("2026-11")
+    assert kept.closed is not None
+    assert kept.lines == before.lines
+    december = office.month("2026-12").lines
+    assert [(x.used_month, x.amount, x.cost, x.late) for x in december] == [
+        ("2026-11", 1_000, 1_000_000, True)
+    ]
+    assert office.month("2027-01").lines == ()
+    close(office, "2026-12", JAN)
+    assert office.month("2026-12").lines == december
+    assert office.month("2027-01").lines == ()
+    again = billing.Billing(tmp_path, settings.Accounting())  # another gateway says the same
+    assert again.month("2026-12").lines == december
+
+
+def test_months_are_closed_once_in_order_and_not_before_their_end(office: billing.Billing) -> None:
+    with pytest.raises(errors.BadRequest, match="has not ended"):
+        close(office, "2026-11", DEC - 1)
+    with pytest.raises(errors.BadRequest, match="2026-11 has usage and is open"):
+        close(office, "2026-12", JAN)
+    close(office, "2026-11", DEC)
+    with pytest.raises(errors.BadRequest, match="closed already"):
+        close(office, "2026-11", DEC)
+    with pytest.raises(errors.BadRequest, match="2026-12 is next"):
+        close(office, "2027-01", us("2027-03-01T00:00:00"))
+
+
+def test_adjustments_are_lines_with_author_and_reason(office: billing.Billing) -> None:
+    line = office.adjust(
+        "red", -2_500_000, "2026-11", author="ops", reason="outage", now_us=DEC - 1
+    )
+    assert (line.cost, line.author, line.reason, line.late) == (-2_500_000, "ops", "outage", False)
+    assert line in office.month("2026-11").lines
+    close(office, "2026-11", DEC)
+    late = office.adjust("red", 7, "2026-11", author="ops", reason="found", now_us=DEC)
+    assert (late.month, late.late) == ("2026-12", True)
+    assert late in office.month("2026-12").lines
+    with pytest.raises(errors.BadRequest, match="2027-02 has not begun"):
+        office.adjust("red", 7, "2027-02", author="ops", reason="x", now_us=DEC)
+
+
+def test_a_bill_that_was_changed_is_named(office: billing.Billing, tmp_path: Path) -> None:
+    closed = close(office, "2026-11", DEC)
+    path = tmp_path / "postings" / closed.file
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(postings.PostingsDamaged, match="was changed since 2026-11 was closed"):
+        office.month("2026-11")
+
+
+def test_a_months_borders_are_the_sites_and_stay_when_the_zone_is_changed(tmp_path: Path) -> None:
+    """2026-12-01 00:30 in Berlin is November in UTC; the night is billed once, whatever is set later."""
+    write(
+        tmp_path,
+        "g",
+        samples.row("close", "n", started_us=us("2026-11-30T23:30:00"), output_tokens=3),
+    )
+    berlin = billing.Billing(tmp_path, settings.Accounting(time_zone="Europe/Berlin"))
+    assert berlin.month("2026-11").lines == ()
+    close(berlin, "2026-11", DEC)
+    utc = billing.Billing(tmp_path, settings.Accounting())
+    assert [line.amount for line in utc.month("2026-12").lines] == [3]
+    assert not any(line.late for line in utc.month("2026-12").lines)
+
+
+def test_gpu_time_is_priced_for_the_time_it_was_held(office: billing.Billing) -> None:
+    office.add_rates(
+        rates.body("*", "*", {Use.GPU: 3_600_000_000}, NOV), author="ops", reason="x", now_us=DEC
+    )
+    lines = [line for line in office.month("2026-11").lines if line.what == "gpu"]
+    by = {line.team: line for line in lines}
+    assert by["blue"].cost == by["blue"].amount == 4 * SECOND  # a unit for each GPU-second
+    assert by["red"].amount == 4 * (SECOND - 10)
+    assert {field.name for field in dataclasses.fields(bill.Line)} >= {"author", "reason", "late"}
