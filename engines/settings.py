@@ -80,6 +80,12 @@ class EnginesSettings:
         least=1,
     )
     ledger_s: float = setting(60.0, "Between two rows of a lease's GPU time.", unit="s", least=1)
+    ledger_pulse_s: float = setting(
+        1.0,
+        "Between two extensions of the newest rows of GPU time: a killed agent loses so much of it.",
+        unit="s",
+        least=0.1,
+    )
     gpu_lock_dir: Path = setting(
         Path(tempfile.gettempdir()) / "forebay-gpus",
         "Folder on the node's own disk where replicas note which GPU they hold.",

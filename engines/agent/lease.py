@@ -13,6 +13,7 @@ from pathlib import Path
 
 from engines import link, places, private
 from engines.agent import ledger, server, slots, spec
+from engines.replica import work as works
 from scheduler.contracts import clock, fleet, ports, usage
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
@@ -147,7 +148,12 @@ class Agent:
     def _held(self) -> dict[str, ledger.Held]:
         return {
             item.replica_id: ledger.Held(
-                item.spec.model, item.spec.version, item.spec.gpus, fleet.ReplicaState(item.state)
+                item.spec.model,
+                item.spec.version,
+                item.spec.gpus,
+                fleet.ReplicaState(item.state),
+                item.spec.dedicated,
+                _work(item),
             )
             for slot in self._slots.values()
             for item in slot.report.replicas
@@ -180,7 +186,9 @@ class Agent:
         means = self._means = self._with(address)
         background = [
             asyncio.create_task(self._link.run()),
-            asyncio.create_task(self._ledger.run(self._told.options.ledger_s)),
+            asyncio.create_task(
+                self._ledger.run(self._told.options.ledger_s, self._told.options.ledger_pulse_s)
+            ),
         ]
         try:
             if self._waiting is not None and not self._closing:
@@ -229,6 +237,13 @@ class Agent:
             time=self._clock,
             changed=self._changed,
         )
+
+
+def _work(item: pb.ReplicaReport) -> works.Work | None:
+    if not item.HasField("work"):
+        return None
+    said = item.work
+    return works.Work(said.busy_us, said.prefill_tokens, said.decode_tokens, said.steps)
 
 
 def _closed(desired: pb.SlotDesired, drain_s: float | None) -> pb.SlotDesired:

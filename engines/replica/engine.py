@@ -10,6 +10,8 @@ from typing import Protocol
 
 from starlette import types
 
+from engines.replica import work as works
+
 
 @dataclasses.dataclass(slots=True)
 class Tap:
@@ -122,6 +124,7 @@ class EngineStats:
         step_ms: newest step's time, 0 if it does not say.
         steps_total: steps since start; standing still with work in it means that it hangs.
         failure: why it can't serve any more, or "".
+        work: busy time and tokens since start; None if the engine does not tell its steps.
     """
 
     kv_blocks: int = 0
@@ -130,6 +133,7 @@ class EngineStats:
     step_ms: float = 0.0
     steps_total: int = 0
     failure: str = ""
+    work: works.Work | None = None
 
 
 class Engine(Protocol):

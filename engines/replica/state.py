@@ -74,6 +74,7 @@ class Control:
             "running": len(self._gate.table),
             "steps_total": inner.steps_total,
             "failure": inner.failure,
+            "work": dataclasses.asdict(inner.work) if inner.work is not None else None,
             "stats": dataclasses.asdict(self._attempts.stats()),
         }
 

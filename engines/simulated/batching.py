@@ -116,10 +116,11 @@ class Output:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """One step's outputs and duration."""
+    """One step's outputs, duration, and prompt tokens that it computed."""
 
     outputs: tuple[Output, ...]
     ms: float
+    prefill: int = 0
 
 
 class Batch:
@@ -190,7 +191,8 @@ class Batch:
         outputs = [
             self._advance(s) for s in advanced if s in self.running and s.computed == s.length
         ]
-        return Step(tuple(outputs), self._times.milliseconds(prefill, decoding, kv_tokens))
+        ms = self._times.milliseconds(prefill, decoding, kv_tokens)
+        return Step(tuple(outputs), ms, prefill)
 
     def _admit(self) -> None:
         self.waiting.sort(key=lambda s: (s.band, s.order))

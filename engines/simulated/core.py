@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from engines.replica import engine
+from engines.replica import engine, work
 from engines.simulated import batching, blocks
 from scheduler.contracts import clock, fleet
 
@@ -131,6 +131,7 @@ class SimulatedCore:
         self._steps = 0
         self._output_tokens = 0
         self._step_ms = 0.0
+        self._meter = work.Meter()
         self._failure = ""
 
     @contextlib.asynccontextmanager
@@ -154,13 +155,18 @@ class SimulatedCore:
     async def _step_for_ever(self) -> None:
         while not self._failure:
             if not self.batch.busy:
+                self._meter.rest(self._clock.monotonic())
                 self._work.clear()
                 await self._work.wait()
                 continue
+            self._meter.begin(self._clock.monotonic())
             step = self.batch.step()
             await self._clock.sleep(step.ms / 1_000 * self.options.time_scale)
             self._steps += 1
             self._step_ms = step.ms
+            sampled = sum(output.token is not None for output in step.outputs)
+            now = self._clock.monotonic()
+            self._meter.step(now, prefill=step.prefill, decode=sampled, more=self.batch.busy)
             for output in step.outputs:
                 self._hand_out(output)
 
@@ -246,4 +252,5 @@ class SimulatedCore:
             step_ms=self._step_ms,
             steps_total=self._steps,
             failure=self._failure,
+            work=self._meter.read(self._clock.monotonic()),
         )

@@ -86,6 +86,7 @@ class Keeper:
         self._incarnation = 0
         self._phases: dict[str, float] = {}
         self._stats: Mapping[str, Any] | None = None
+        self._work: Mapping[str, int] | None = None
         self._running = 0
         self._steps = (-1, 0.0)  # steps seen last, and when they grew or there was no work
         self._answered = 0.0
@@ -135,6 +136,8 @@ class Keeper:
         )
         if self._stats is not None:
             report.stats.CopyFrom(pb.ReplicaStats(**self._stats))
+        if self._work is not None:
+            report.work.CopyFrom(pb.EngineWork(**self._work))
         return report
 
     async def run(self) -> None:
@@ -301,6 +304,7 @@ class Keeper:
             return ""
         self._answered = now
         self._stats = said["stats"]
+        self._work = said.get("work")
         self._running = int(said["running"])
         if said["failure"] and self._what.engine is not fleet.EngineKind.HTTP:
             return self._told(f"engine failed: {said['failure']}")

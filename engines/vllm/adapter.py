@@ -34,7 +34,7 @@ from vllm.utils import argparse_utils
 from vllm.v1.engine import async_llm
 from vllm.v1.metrics import loggers
 
-from engines.replica import engine, launch
+from engines.replica import engine, launch, work
 from engines.vllm import arguments, calls, ledger
 from scheduler.contracts import clock, fleet
 
@@ -111,6 +111,7 @@ class StepLog(loggers.StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped 
         self.output_tokens = 0
         self._intervals: collections.deque[float] = collections.deque(maxlen=16)
         self._last = 0.0
+        self.meter = work.Meter()
 
     @property
     def step_ms(self) -> float:
@@ -133,8 +134,16 @@ class StepLog(loggers.StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped 
             self._last = now if scheduler_stats.num_running_reqs else 0.0
             self.steps += 1
             self.kv_usage = scheduler_stats.kv_cache_usage
+            self._measure(now, iteration_stats, more=bool(scheduler_stats.num_running_reqs))
         if iteration_stats is not None:
             self.output_tokens += iteration_stats.num_generation_tokens
+
+    def _measure(self, now: float, iteration: Any, *, more: bool) -> None:
+        prompt = getattr(iteration, "prompt_token_stats", None)
+        # Releases without the breakdown tell whole prompts only: the cache's part is in it then.
+        computed = getattr(prompt, "computed", getattr(iteration, "num_prompt_tokens", 0))
+        sampled = getattr(iteration, "num_generation_tokens", 0)
+        self.meter.step(now, prefill=computed, decode=sampled, more=more)
 
     def log_engine_initialized(self) -> None:
         """Say nothing: the replica's supervisor reports the start."""
@@ -252,12 +261,15 @@ class VllmEngine:
 
     def tap(self, request_id: str) -> engine.Tap:
         """Open the tap of a request that is about to enter."""
+        self._log.meter.begin(timing.monotonic())
         return self._taps.open(request_id)
 
     def untap(self, request_id: str) -> None:
         """Forget a request that has left."""
         self._taps.close(request_id)
         self._llm.calls.forget(request_id)
+        if not len(self._taps):
+            self._log.meter.rest(timing.monotonic())
 
     async def abort(self, request_id: str) -> None:
         """End a request's sequences. The order is queued before any later request to the engine."""
@@ -278,6 +290,7 @@ class VllmEngine:
             step_ms=self._log.step_ms,
             steps_total=self._log.steps,
             failure="vLLM's engine core has died" if self._llm.errored else "",
+            work=self._log.meter.read(timing.monotonic()),
         )
 
 

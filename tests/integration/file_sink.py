@@ -31,9 +31,13 @@ def factory(writer: str) -> usage.UsageSink:
 
 
 def read(folder: Path, kind: str) -> list[dict[str, object]]:
-    """Return all rows of one kind that any writer left."""
+    """Return all rows of one kind that any writer left; of rows under one key the last."""
     lines = [
         line for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().split("\n")
     ]
     rows = [json.loads(line) for line in lines if line]
-    return [row for row in rows if row["row"] == kind]
+    found = [row for row in rows if row["row"] == kind]
+    if kind == "UsageRow":
+        return found
+    names = ("lease_id", "run", "replica_id", "seq")
+    return list({tuple(row.get(name) for name in names): row for row in found}.values())

@@ -1,5 +1,6 @@
 """The ledger of a lease's GPU time, and what the agent reads of its surroundings."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from engines import settings
 from engines.agent import lease, ledger, spec
+from engines.replica import work
 from engines.slot import spec as slot_spec
 from scheduler.contracts import clock, fleet, usage
 
@@ -88,6 +90,57 @@ async def test_replicas_time_is_cut_at_each_change_of_state(
     found = [(row.seq, row.state, (row.end_us - row.start_us) // 1_000_000) for row in rows]
     assert found == [(0, "starting", 2), (1, "serving", 3), (2, "serving", 1), (3, "draining", 1)]
     assert {row.replica_id for row in rows} == {"r-1"}
+
+
+async def test_what_the_engine_did_goes_into_the_rows_between_cuts(
+    sink: usage.MemorySink, fake_clock: clock.FakeClock
+) -> None:
+    def serving(busy_s: float, steps: int) -> dict[str, ledger.Held]:
+        done = work.Work(round(busy_s * 1e6), 10 * steps, 2 * steps, steps)
+        return {"r-1": ledger.Held("m", "1", 4, S.SERVING, "red", done)}
+
+    book = make(sink, fake_clock)
+    book.observe({"r-1": held(S.STARTING)})
+    await fake_clock.advance(1)
+    book.observe(serving(9.0, 4))  # warm-up before it served is no work of anybody's
+    await fake_clock.advance(10)
+    book.observe(serving(13.0, 8))
+    book.cut()
+    await fake_clock.advance(10)
+    book.observe(serving(14.0, 10))
+    await fake_clock.advance(1)
+    book.observe(serving(0.5, 1))  # an engine that began anew
+    book.cut()
+    book.observe(serving(99.0, 2))
+    await fake_clock.advance(1)
+    book.cut()
+    rows = [row for row in sink.rows if isinstance(row, usage.ReplicaTimeRow)][1:]
+    found = [(row.busy_us, row.prefill_tokens, row.decode_tokens, row.steps) for row in rows]
+    assert found == [
+        (4_000_000, 40, 8, 4),
+        (1_500_000, 30, 6, 3),
+        (1_000_000, 10, 2, 1),  # never more than the interval has
+    ]
+    assert {(row.measured, row.dedicated) for row in rows} == {(1, "red")}
+
+
+async def test_a_pulse_extends_the_newest_rows_so_that_a_kill_loses_no_minute(
+    sink: usage.MemorySink, fake_clock: clock.FakeClock
+) -> None:
+    book = make(sink, fake_clock, before_s=0)
+    book.observe({"r-1": held(S.SERVING)})
+    task = asyncio.create_task(book.run(60.0, 1.0))
+    await asyncio.sleep(0)
+    for _ in range(95):
+        await fake_clock.advance(1)
+    task.cancel()
+    times = [row for row in sink.rows if not isinstance(row, usage.UsageRow)]
+    spans = {(type(row).__name__, row.seq): (row.start_us, row.end_us) for row in times}
+    start = gpu_rows(sink)[0].start_us
+    for kind in ("GpuRow", "ReplicaTimeRow"):
+        assert spans[kind, 0] == (start, start + 60_000_000)
+        assert spans[kind, 1] == (start + 60_000_000, start + 95_000_000)
+    assert len(spans) == 4
 
 
 async def test_a_full_disk_delays_rows_and_loses_none(
