@@ -4,7 +4,8 @@
 ForebayError
 ├── BadRequest            bad_request            400  INVALID_ARGUMENT     never retry as it is
 │   ├── ContextTooLong    context_length_exceeded 400 INVALID_ARGUMENT
-│   └── BodyTooLarge      body_too_large         413  RESOURCE_EXHAUSTED
+│   ├── BodyTooLarge      body_too_large         413  RESOURCE_EXHAUSTED
+│   └── LargerThanQuota   request_larger_than_quota 400 INVALID_ARGUMENT
 ├── Unauthenticated       invalid_api_key        401  UNAUTHENTICATED      after a new credential
 │   └── KeyExpired        api_key_expired        401  UNAUTHENTICATED
 ├── Forbidden             forbidden              403  PERMISSION_DENIED    never
@@ -15,12 +16,18 @@ ForebayError
 ├── Expired               deadline_exceeded      504  DEADLINE_EXCEEDED    with a later deadline
 ├── NoReplica             no_replica             503  UNAVAILABLE          after Retry-After
 ├── ReplicaLost           replica_lost           502  UNAVAILABLE          at once, if nothing was sent
+│   ├── Draining          draining               502  UNAVAILABLE          the same: the replica had to leave
+│   └── EngineFailed      engine_failed          502  UNAVAILABLE          the same: its replica lives on
 ├── Preempted             preempted              503  ABORTED              at once (tier batch only)
 ├── RecordingUnavailable  recording_unavailable  503  UNAVAILABLE          after Retry-After (spool disk full)
 ├── Cancelled             cancelled              499  CANCELLED            never
 └── Internal              internal               500  INTERNAL             once
 ```
 """
+
+from typing import Any
+
+from scheduler.contracts import resume
 
 
 class ForebayError(Exception):
@@ -85,6 +92,12 @@ class BodyTooLarge(BadRequest):
     code = "body_too_large"
     status = 413
     grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class LargerThanQuota(BadRequest):
+    """The request asks for more than one of its quotas holds when nothing is used."""
+
+    code = "request_larger_than_quota"
 
 
 class Unauthenticated(ForebayError):
@@ -173,13 +186,36 @@ class ReplicaLost(ForebayError):
     retryable = True
 
 
+class Draining(ReplicaLost):
+    """The replica leaves and its time is up; no fault of the request's."""
+
+    code = "draining"
+
+
+class EngineFailed(ReplicaLost):
+    """The engine failed on this request; others go on there."""
+
+    code = "engine_failed"
+
+
 class Preempted(ForebayError):
-    """A batch sequence gave its seat to interactive work."""
+    """A batch sequence gave its seat to interactive work.
+
+    Attributes:
+        resume: `scheduler.contracts.resume.Resume` as JSON values, if what was sampled is known: for the
+            batch runner, in a field of that module's name beside the error.
+    """
 
     code = "preempted"
     status = 503
     grpc_status = "ABORTED"
     retryable = True
+    resume: dict[str, Any] | None = None
+
+    def openai(self) -> dict[str, Any]:
+        """Return the OpenAI error body, with what the batch runner needs beside it."""
+        body: dict[str, Any] = super().openai()
+        return body if self.resume is None else {**body, resume.FIELD: self.resume}
 
 
 class RecordingUnavailable(ForebayError):

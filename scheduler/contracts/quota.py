@@ -6,6 +6,7 @@ out. Counts are tokens as the usage record counts them; money is whole micro-uni
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -66,7 +67,12 @@ class Quotas(Protocol):
 
         Raises:
             errors.QuotaExceeded: which quota, its limit, and when there is room again.
+            errors.LargerThanQuota: it can never fit.
         """
+        ...
+
+    def adopt(self, claim: Claim) -> Hold:
+        """Take a claim that another owner has granted, whatever the limits: its request may run already."""
         ...
 
 
@@ -79,6 +85,10 @@ class Unlimited:
     """No quotas: every claim is granted."""
 
     def reserve(self, claim: Claim) -> Hold:
+        """Grant it."""
+        return _Free()
+
+    def adopt(self, claim: Claim) -> Hold:
         """Grant it."""
         return _Free()
 
@@ -97,3 +107,42 @@ class NoPrices:
     def cost(self, model: str, tier: str, spent: Spent, at_us: int) -> int:
         """Return 0."""
         return 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Consumed:
+    """What requests that arrived in one hour have used, by who pays and what for; attempts summed."""
+
+    team: str
+    user: str
+    key_id: str
+    model: str
+    tier: str
+    hour_us: int  # UTC µs at which the hour begins
+    requests: int
+    spent: Spent
+
+
+class LedgerTotals(Protocol):
+    """The ledger's word on what was used; `accounting.totals` is the real one."""
+
+    def consumed(self, first_us: int, last_us: int) -> Sequence[Consumed]:
+        """Return what requests that arrived in ``[first_us, last_us)`` have cost their teams so far.
+
+        Blocks for as long as the reading takes: call it in a thread.
+
+        Raises:
+            errors.RecordingUnavailable: the ledger can't be read whole; compare nothing with it.
+        """
+        ...
+
+
+class FixedTotals:
+    """The fake ledger: rows that a test sets."""
+
+    def __init__(self, rows: Sequence[Consumed] = ()) -> None:
+        self.rows = list(rows)
+
+    def consumed(self, first_us: int, last_us: int) -> Sequence[Consumed]:
+        """Return the rows of hours that begin in the window."""
+        return [row for row in self.rows if first_us <= row.hour_us < last_us]
