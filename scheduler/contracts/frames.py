@@ -5,10 +5,11 @@ are ready for the client (whole SSE events, or a piece of the JSON body) and, be
 the tokens that these bytes stand for, so that the gateway forwards without parsing and still knows
 every token when it has to resume elsewhere.
 
-Wire format, network byte order, `HEADER`: kind u8, pad u8, choice u16, tokens u32, chars u32, bytes u32;
-then ``tokens`` × u32 token ids; then ``bytes`` octets.
+Wire format, network byte order, `HEADER`: kind u8, pad u8, choice u16, tokens u32, ahead u32, chars u32,
+bytes u32; then ``tokens`` and ``ahead`` × u32 token ids; then ``bytes`` octets.
 Text and ids need not end at the same place (a possible stop string is held back, a character may take
-two tokens): ``chars`` counts the client's text, so that whoever resumes knows where it stopped.
+two tokens): ``chars`` counts the client's text, and ids whose text is not wholly out stand apart, ``ahead``
+of it, so that whoever resumes loses nothing and no client sees the ids of a stop string.
 A stream that ends without an END or an ERROR frame was cut: the replica is lost.
 """
 
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 MEDIA_TYPE = "application/vnd.forebay.frames"
-HEADER = struct.Struct("!BxHIII")
+HEADER = struct.Struct("!BxHIIII")
 MAX_FRAME_BYTES = 64 * 1024 * 1024  # a non-streaming answer with logprobs stays far below
 
 
@@ -28,7 +29,7 @@ class Kind(enum.IntEnum):
     """What a frame says."""
 
     DATA = 1  # bytes for the client and the token ids that they stand for
-    PROMPT = 2  # the prompt's token ids, once, before the first DATA; no bytes
+    PROMPT = 2  # the prompt's token ids, once, before the first DATA; bytes: why it can't be resumed, or none
     END = 3  # last frame of a complete answer; bytes are `End` as JSON, not for the client
     ERROR = 4  # last frame of a failed one; bytes are `Error` as JSON, not for the client
 
@@ -42,6 +43,9 @@ class Frame(NamedTuple):
         packed: the token ids as they are on the wire, u32 in network byte order.
         choice: index of the choice that the ids and the text belong to.
         chars: Unicode code points of the choice's text in ``payload``; 0 where the replica can't tell.
+            In PROMPT: how many of the ids came from the prefix cache.
+        ahead: packed ids of the tokens behind those whose text the engine holds back, all or in part;
+            they come again in ``packed``, with their text.
     """
 
     kind: Kind
@@ -49,6 +53,7 @@ class Frame(NamedTuple):
     packed: bytes = b""
     choice: int = 0
     chars: int = 0
+    ahead: bytes = b""
 
     @classmethod
     def of(
@@ -58,9 +63,10 @@ class Frame(NamedTuple):
         token_ids: Sequence[int] = (),
         choice: int = 0,
         chars: int = 0,
+        ahead: Sequence[int] = (),
     ) -> "Frame":
         """Return a frame with these token ids."""
-        return cls(kind, payload, struct.pack(f"!{len(token_ids)}I", *token_ids), choice, chars)
+        return cls(kind, payload, pack(token_ids), choice, chars, pack(ahead))
 
     @property
     def tokens(self) -> int:
@@ -74,8 +80,16 @@ class Frame(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the frame's wire form."""
-        head = HEADER.pack(self.kind, self.choice, self.tokens, self.chars, len(self.payload))
-        return head + self.packed + self.payload
+        ahead = len(self.ahead) // 4
+        head = HEADER.pack(
+            self.kind, self.choice, self.tokens, ahead, self.chars, len(self.payload)
+        )
+        return head + self.packed + self.ahead + self.payload
+
+
+def pack(token_ids: Sequence[int]) -> bytes:
+    """Return token ids as they are on the wire."""
+    return struct.pack(f"!{len(token_ids)}I", *token_ids)
 
 
 def unpack(packed: bytes) -> tuple[int, ...]:
@@ -85,7 +99,7 @@ def unpack(packed: bytes) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class End:
-    """What the replica counted for a complete answer.
+    """What the replica counted for a complete answer; a resumed one counts as if it had never stopped.
 
     Attributes:
         finish_reasons: per choice, as the engine says (`stop`, `length`, `tool_calls`, …).
@@ -113,7 +127,7 @@ class End:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Error:
-    """Why an answer ended early.
+    """Why an answer ended early, and what this attempt alone has computed.
 
     Attributes:
         code: a code of `scheduler.contracts.errors` (`preempted`, `replica_lost`, `bad_request`, …).
@@ -169,18 +183,20 @@ class Decoder:
         at = 0
         try:
             while len(self._buffer) - at >= HEADER.size:
-                number, choice, tokens, chars, size = HEADER.unpack_from(self._buffer, at)
+                number, choice, tokens, ahead, chars, size = HEADER.unpack_from(self._buffer, at)
                 kind = _KINDS.get(number)
-                if kind is None or 4 * tokens + size > MAX_FRAME_BYTES:
+                if kind is None or 4 * (tokens + ahead) + size > MAX_FRAME_BYTES:
                     raise FrameError(
                         f"frame header out of range: kind {number}, {tokens} tokens, {size} bytes"
                     )
-                end = at + HEADER.size + 4 * tokens + size
+                ids = at + HEADER.size
+                text = ids + 4 * (tokens + ahead)
+                end = text + size
                 if len(self._buffer) < end:
                     break
-                packed = bytes(self._buffer[at + HEADER.size : end - size])
-                payload = bytes(self._buffer[end - size : end])
-                yield Frame(kind, payload, packed, choice, chars)
+                packed = bytes(self._buffer[ids : ids + 4 * tokens])
+                held = bytes(self._buffer[ids + 4 * tokens : text]) if ahead else b""
+                yield Frame(kind, bytes(self._buffer[text:end]), packed, choice, chars, held)
                 at = end
         finally:
             del self._buffer[:at]
