@@ -102,6 +102,10 @@ class ReplicaStats:
         preempted_total: batch sequences aborted for interactive work since start.
         reclaim_ms: the newest rung-0 reclaims, milliseconds from order to free seat, at most 32.
         step_ms: the engine's newest step time in milliseconds, 0 if it does not say.
+        kv_block_tokens: tokens that a KV block holds, 0 if it does not say.
+        queued: of the sequences, those that wait inside the engine.
+        ttft_ms: median time to first token of the newest requests, from their seat, 0 without any.
+        tokens_per_s: tokens sampled a second, over the last seconds.
     """
 
     at_us: int
@@ -114,6 +118,15 @@ class ReplicaStats:
     preempted_total: int = 0
     reclaim_ms: tuple[float, ...] = ()
     step_ms: float = 0.0
+    kv_block_tokens: int = 0
+    queued: int = 0
+    ttft_ms: float = 0.0
+    tokens_per_s: float = 0.0
+
+    @property
+    def kv_utilisation(self) -> float:
+        """Part of the KV blocks that running sequences hold, in [0, 1]."""
+        return 1 - self.kv_free / self.kv_blocks if self.kv_blocks else 0.0
 
     @property
     def free(self) -> int:

@@ -76,6 +76,10 @@ def stats_to_pb(stats: fleet.ReplicaStats) -> pb.ReplicaStats:
         preempted_total=stats.preempted_total,
         reclaim_ms=stats.reclaim_ms,
         step_ms=stats.step_ms,
+        kv_block_tokens=stats.kv_block_tokens,
+        queued=stats.queued,
+        ttft_ms=stats.ttft_ms,
+        tokens_per_s=stats.tokens_per_s,
     )
 
 
@@ -92,6 +96,10 @@ def stats_from_pb(message: pb.ReplicaStats) -> fleet.ReplicaStats:
         preempted_total=message.preempted_total,
         reclaim_ms=tuple(message.reclaim_ms),
         step_ms=message.step_ms,
+        kv_block_tokens=message.kv_block_tokens,
+        queued=message.queued,
+        ttft_ms=message.ttft_ms,
+        tokens_per_s=message.tokens_per_s,
     )
 
 

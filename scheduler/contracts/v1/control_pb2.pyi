@@ -211,6 +211,10 @@ class ReplicaStats(_message.Message):
     PREEMPTED_TOTAL_FIELD_NUMBER: _builtins.int
     RECLAIM_MS_FIELD_NUMBER: _builtins.int
     STEP_MS_FIELD_NUMBER: _builtins.int
+    KV_BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    TTFT_MS_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     at_us: _builtins.int
     seats: _builtins.int
     interactive: _builtins.int
@@ -220,6 +224,10 @@ class ReplicaStats(_message.Message):
     output_tokens_total: _builtins.int
     preempted_total: _builtins.int
     step_ms: _builtins.float
+    kv_block_tokens: _builtins.int
+    queued: _builtins.int
+    ttft_ms: _builtins.float
+    tokens_per_s: _builtins.float
     @_builtins.property
     def reclaim_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     def __init__(
@@ -235,10 +243,14 @@ class ReplicaStats(_message.Message):
         preempted_total: _builtins.int = ...,
         reclaim_ms: _abc.Iterable[_builtins.float] | None = ...,
         step_ms: _builtins.float = ...,
+        kv_block_tokens: _builtins.int = ...,
+        queued: _builtins.int = ...,
+        ttft_ms: _builtins.float = ...,
+        tokens_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_us", b"at_us", "batch", b"batch", "interactive", b"interactive", "kv_blocks", b"kv_blocks", "kv_free", b"kv_free", "output_tokens_total", b"output_tokens_total", "preempted_total", b"preempted_total", "reclaim_ms", b"reclaim_ms", "seats", b"seats", "step_ms", b"step_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_us", b"at_us", "batch", b"batch", "interactive", b"interactive", "kv_block_tokens", b"kv_block_tokens", "kv_blocks", b"kv_blocks", "kv_free", b"kv_free", "output_tokens_total", b"output_tokens_total", "preempted_total", b"preempted_total", "queued", b"queued", "reclaim_ms", b"reclaim_ms", "seats", b"seats", "step_ms", b"step_ms", "tokens_per_s", b"tokens_per_s", "ttft_ms", b"ttft_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
