@@ -45,6 +45,11 @@ check: setup ## what CI checks besides the tests
 	luacheck --config slurm_plugins/hooks/.luacheckrc slurm_plugins/hooks
 	$(MAKE) --no-print-directory proto-current
 
+.PHONY: bench-gateway
+bench-gateway: setup ## CPU, latency and memory a request and a token, beside vllm-router, smg and LiteLLM (QUICK=1, REPORT=1)
+	@.ci/bench-env
+	@.venv/bin/python -m tests.bench.gateway $(if $(QUICK),--quick) $(if $(REPORT),--report docs/bench/gateway.md)
+
 .PHONY: proto-current
 proto-current: ## the generated code is what the .proto files say
 	@d=$$(mktemp -d) && trap 'rm -rf "$$d"' EXIT && $(call protoc,"$$d") && \
