@@ -5,32 +5,51 @@ streams, and one that an error path forgets to give back makes a replica look fu
 """
 
 import collections
+from collections.abc import Collection
 from types import TracebackType
-from typing import TypeVar
 
 from scheduler.contracts import ids, requests
 
-_Key = TypeVar("_Key")
+
+class Load:
+    """What we have in flight on one replica; routing holds on to it and reads it at each decision.
+
+    Attributes:
+        urgent: seats that interactive and standard requests hold.
+        batch: seats that batch holds.
+        tokens: work: uncached prompt tokens plus estimated output tokens, at least 1 a seat.
+        urgent_kv: KV cache that interactive and standard requests come to hold, in tokens.
+        batch_kv: the same for batch.
+    """
+
+    __slots__ = ("batch", "batch_kv", "tokens", "urgent", "urgent_kv")
+
+    def __init__(self) -> None:
+        self.urgent = 0
+        self.batch = 0
+        self.tokens = 0
+        self.urgent_kv = 0
+        self.batch_kv = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight there."""
+        return not (self.urgent or self.batch or self.tokens or self.urgent_kv or self.batch_kv)
 
 
 class Guard:
     """One dispatched request; `close` gives its place back, however often it is called."""
 
-    __slots__ = ("_loads", "model", "replica_id", "seats", "tier")
+    __slots__ = ("_loads", "kv_tokens", "model", "replica_id", "seats", "tier", "tokens")
 
-    def __init__(
-        self,
-        loads: "Loads",
-        model: str,
-        replica_id: ids.ReplicaId,
-        tier: requests.Tier,
-        seats: int,
-    ) -> None:
+    def __init__(self, loads: "Loads", model: str, replica_id: ids.ReplicaId, tier: requests.Tier):
         self._loads: Loads | None = loads
         self.model = model
         self.replica_id = replica_id
         self.tier = tier
-        self.seats = seats
+        self.seats = 0
+        self.tokens = 0
+        self.kv_tokens = 0
 
     @property
     def closed(self) -> bool:
@@ -58,16 +77,28 @@ class Guard:
 
 
 class Loads:
-    """What one gateway worker has in flight: seats by replica, requests by model."""
+    """What one owner of queues has in flight: seats and tokens by replica, requests by model."""
 
     def __init__(self) -> None:
-        self._replicas: collections.Counter[tuple[ids.ReplicaId, requests.Tier]] = (
-            collections.Counter()
-        )
+        self._replicas: dict[ids.ReplicaId, Load] = {}
         self._models: collections.Counter[tuple[str, requests.Tier]] = collections.Counter()
 
+    def at(self, replica_id: ids.ReplicaId) -> Load:
+        """Return a replica's load: the same object until `forget`, so that it may be kept."""
+        found = self._replicas.get(replica_id)
+        if found is None:
+            found = self._replicas[replica_id] = Load()
+        return found
+
     def open(
-        self, model: str, replica_id: ids.ReplicaId, tier: requests.Tier, seats: int = 1
+        self,
+        model: str,
+        replica_id: ids.ReplicaId,
+        tier: requests.Tier,
+        seats: int = 1,
+        *,
+        tokens: int = 0,
+        kv_tokens: int = 0,
     ) -> Guard:
         """Count one more request on ``replica_id`` until the returned guard is closed.
 
@@ -76,32 +107,60 @@ class Loads:
             replica_id: where it is dispatched.
             tier: its tier.
             seats: sequences that it runs at once, at least 1.
+            tokens: prompt tokens to compute there plus estimated output tokens; where they are not
+                known each seat counts as one.
+            kv_tokens: prompt and estimated output tokens that it will hold in the KV cache.
 
         Raises:
-            ValueError: ``seats`` is below 1.
+            ValueError: ``seats`` is below 1, or a count of tokens is negative.
         """
-        if seats < 1:
-            raise ValueError(f"a request holds at least one seat, not {seats}")
-        self._replicas[replica_id, tier] += seats
-        self._models[model, tier] += 1
-        return Guard(self, model, replica_id, tier, seats)
+        if seats < 1 or tokens < 0 or kv_tokens < 0:
+            raise ValueError(
+                f"a request holds at least one seat, not {seats}, and no negative tokens"
+            )
+        guard = Guard(self, model, replica_id, tier)
+        guard.seats, guard.tokens, guard.kv_tokens = seats, max(tokens, seats), kv_tokens
+        self._add(guard, 1)
+        return guard
 
     def release(self, guard: Guard) -> None:
         """Take back what `open` counted; called by the guard, once."""
-        _subtract(self._replicas, (guard.replica_id, guard.tier), guard.seats)
-        _subtract(self._models, (guard.model, guard.tier), 1)
+        self._add(guard, -1)
+
+    def _add(self, guard: Guard, sign: int) -> None:
+        load = self.at(guard.replica_id)
+        load.tokens += sign * guard.tokens
+        if guard.tier is requests.Tier.BATCH:
+            load.batch += sign * guard.seats
+            load.batch_kv += sign * guard.kv_tokens
+        else:
+            load.urgent += sign * guard.seats
+            load.urgent_kv += sign * guard.kv_tokens
+        key = (guard.model, guard.tier)
+        self._models[key] += sign
+        if not self._models[key]:
+            del self._models[key]
+
+    def forget(self, known: Collection[ids.ReplicaId]) -> None:
+        """Drop what is kept of replicas that are not ``known`` and have nothing in flight."""
+        gone = [name for name, load in self._replicas.items() if load.idle and name not in known]
+        for name in gone:
+            del self._replicas[name]
 
     def batch(self, replica_id: ids.ReplicaId) -> int:
         """Return the seats that batch in flight holds on a replica."""
-        return self._replicas[replica_id, requests.Tier.BATCH]
+        load = self._replicas.get(replica_id)
+        return load.batch if load else 0
 
     def urgent(self, replica_id: ids.ReplicaId) -> int:
         """Return the seats that interactive and standard requests hold on a replica."""
-        return sum(
-            self._replicas[replica_id, tier]
-            for tier in requests.Tier
-            if tier is not requests.Tier.BATCH
-        )
+        load = self._replicas.get(replica_id)
+        return load.urgent if load else 0
+
+    def tokens(self, replica_id: ids.ReplicaId) -> int:
+        """Return the tokens of work in flight on a replica."""
+        load = self._replicas.get(replica_id)
+        return load.tokens if load else 0
 
     def total(self, replica_id: ids.ReplicaId) -> int:
         """Return every seat in use by us on a replica."""
@@ -114,11 +173,4 @@ class Loads:
     @property
     def idle(self) -> bool:
         """Whether nothing at all is in flight."""
-        return not self._replicas
-
-
-def _subtract(counter: collections.Counter[_Key], key: _Key, count: int) -> None:
-    """Drop the key at zero, so that replicas that are gone leave nothing behind."""
-    counter[key] -= count
-    if counter[key] == 0:
-        del counter[key]
+        return not self._models and all(load.idle for load in self._replicas.values())

@@ -1,0 +1,266 @@
+"""Which replica is thought to hold which prompt's beginning: the prefix index.
+
+A prompt is known here by its fingerprints: one 64-bit number for each chunk of its text, each standing
+for everything up to there (`gateway.fingerprints` makes them). What a replica holds is predicted when a
+request is dispatched to it, confirmed or corrected by the cached tokens that the engine counts, and
+bounded by the size of its KV cache. A hint only: nothing breaks where it is wrong. Pure.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Collection, Mapping
+
+from scheduler.contracts import ids
+
+CHUNK_BYTES = 2048  # about 500 tokens of English; what a later chunk of a long prompt covers
+FIRST_FRACTION = (
+    8  # the first chunk is an eighth, then doubling: a system prompt of 500 bytes counts
+)
+BYTES_PER_TOKEN = 4.0  # until answers have told better
+_LEARN = 0.05  # weight of one answer in the learned bytes per token
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prefix:
+    """A prompt's fingerprints.
+
+    Attributes:
+        chain: one for each whole chunk, first to last.
+        size: bytes of the whole prompt text, also what no chunk covers.
+    """
+
+    chain: tuple[int, ...] = ()
+    size: int = 0
+
+
+NONE = Prefix()
+
+
+def ends(count: int, chunk_bytes: int = CHUNK_BYTES) -> tuple[int, ...]:
+    """Return where the first ``count`` chunks end, in bytes.
+
+    They double from an eighth of a chunk to a whole one: 256, 512, 1024, 2048, and from there each
+    chunk more: 4096, 6144 …
+    """
+    found: list[int] = []
+    end = max(1, chunk_bytes // FIRST_FRACTION)
+    while len(found) < count:
+        found.append(end)
+        end = end * 2 if end < chunk_bytes else end + chunk_bytes
+    return tuple(found)
+
+
+class _Shelf:
+    """What one replica is thought to hold, least recently used first.
+
+    Attributes:
+        held: chunk → its bytes; negative until an answer has confirmed it.
+        size: sum of the bytes.
+        kv_tokens: size of its KV cache, 0 where that is not known.
+        bit: its place in the index's masks.
+    """
+
+    __slots__ = ("bit", "held", "kv_tokens", "size")
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        self.held: collections.OrderedDict[int, int] = collections.OrderedDict()
+        self.size = 0
+        self.kv_tokens = 0
+
+
+class Index:
+    """The prefixes of one model's replicas.
+
+    Args:
+        limit: (replica, chunk) pairs kept in all; shared evenly, the least recently used go first.
+        chunk_bytes: size of a later chunk, as the fingerprints were made.
+    """
+
+    def __init__(self, limit: int = 500_000, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._limit = limit
+        self._chunk_bytes = chunk_bytes
+        self._ends = ends(64, chunk_bytes)
+        self._shelves: dict[ids.ReplicaId, _Shelf] = {}
+        self._at: dict[int, ids.ReplicaId] = {}  # bit → replica
+        self._masks: dict[int, int] = {}  # chunk → bits of the replicas that hold it
+        self.bytes_per_token = BYTES_PER_TOKEN
+
+    def __len__(self) -> int:
+        """Return how many (replica, chunk) pairs are kept."""
+        return sum(len(shelf.held) for shelf in self._shelves.values())
+
+    def tokens(self, prefix: Prefix) -> int:
+        """Return the estimated length of a prompt in tokens."""
+        return int(prefix.size / self.bytes_per_token)
+
+    def longest(self, prefix: Prefix, least: float = 0.0) -> dict[ids.ReplicaId, float]:
+        """Return who holds how much of a prompt, as a share of it in (0, 1].
+
+        Args:
+            prefix: the prompt.
+            least: shares below this are left out.
+        """
+        found: dict[ids.ReplicaId, float] = {}
+        if not prefix.chain or not prefix.size:
+            return found
+        bounds, masks = self._bounds(len(prefix.chain)), self._masks
+        seen = 0
+        for depth in range(len(prefix.chain) - 1, -1, -1):
+            share = bounds[depth] / prefix.size
+            if share < least:
+                break
+            fresh = masks.get(prefix.chain[depth], 0) & ~seen
+            seen |= fresh
+            while fresh:
+                low = fresh & -fresh
+                found[self._at[low]] = share
+                fresh ^= low
+        return found
+
+    def first_new(self, prefix: Prefix) -> int | None:
+        """Return the first fingerprint that nobody holds, or the last; None if there are none."""
+        for chunk in prefix.chain:
+            if chunk not in self._masks:
+                return chunk
+        return prefix.chain[-1] if prefix.chain else None
+
+    def confirmed(self, prefix: Prefix, replica_id: ids.ReplicaId) -> float:
+        """Return the share of a prompt that a replica surely held when it last answered for it."""
+        shelf = self._shelves.get(replica_id)
+        depth = 0
+        if shelf is not None:
+            while depth < len(prefix.chain) and shelf.held.get(prefix.chain[depth], -1) > 0:
+                depth += 1
+        return self._share(prefix, depth)
+
+    def dispatched(self, prefix: Prefix, replica_id: ids.ReplicaId) -> None:
+        """Predict that a replica will hold a prompt that goes to it now."""
+        shelf = self._shelf(replica_id)
+        bounds = self._bounds(len(prefix.chain))
+        # Deepest first, as an engine evicts the tail of a chain before its head.
+        for depth in range(len(prefix.chain) - 1, -1, -1):
+            chunk = prefix.chain[depth]
+            if chunk not in shelf.held:
+                size = bounds[depth] - (bounds[depth - 1] if depth else 0)
+                self._add(shelf, chunk, -size)
+        self._trim(shelf)
+
+    def returned(
+        self,
+        prefix: Prefix,
+        replica_id: ids.ReplicaId,
+        claimed: float,
+        *,
+        prompt_tokens: int,
+        cached_tokens: int,
+    ) -> None:
+        """Learn from an answer what its replica held, and holds now.
+
+        Where it had less in its cache than was `confirmed` when the request went there, the engine has
+        evicted it, and so everything that was used less recently than what is missing.
+
+        Args:
+            prefix: the prompt.
+            replica_id: who answered.
+            claimed: what `confirmed` returned at dispatch.
+            prompt_tokens: the whole prompt, as the engine counts.
+            cached_tokens: of these, found in its cache.
+        """
+        shelf = self._shelves.get(replica_id)
+        if shelf is None or prompt_tokens <= 0:
+            return
+        if prefix.size:
+            said = prefix.size / prompt_tokens
+            self.bytes_per_token += _LEARN * (said - self.bytes_per_token)
+        bounds = self._bounds(len(prefix.chain))
+        # Text and tokens run in step only roughly (templates, blocks): half the last chunk is slack.
+        had = cached_tokens / prompt_tokens * prefix.size + self._chunk_bytes / 2
+        missing = next(
+            (
+                chunk
+                for chunk, end in zip(prefix.chain, bounds, strict=False)
+                if had < end <= claimed * prefix.size
+            ),
+            None,
+        )
+        if missing is not None and missing in shelf.held:
+            self._drop_through(shelf, missing)
+        for depth in range(len(prefix.chain) - 1, -1, -1):
+            chunk = prefix.chain[depth]
+            size = bounds[depth] - (bounds[depth - 1] if depth else 0)
+            if chunk in shelf.held:
+                shelf.held[chunk] = size
+                shelf.held.move_to_end(chunk)
+            else:
+                self._add(shelf, chunk, size)
+        self._trim(shelf)
+
+    def capacity(self, replica_id: ids.ReplicaId, kv_tokens: int) -> None:
+        """Note the size of a replica's KV cache in tokens; 0 where it does not say."""
+        self._shelf(replica_id).kv_tokens = kv_tokens
+
+    def gone(self, replica_id: ids.ReplicaId) -> None:
+        """Forget a replica, or what an earlier incarnation of it held."""
+        shelf = self._shelves.pop(replica_id, None)
+        if shelf is None:
+            return
+        for chunk in list(shelf.held):
+            self._remove(shelf, chunk)
+        del self._at[shelf.bit]
+
+    def keep(self, replicas: Collection[ids.ReplicaId]) -> None:
+        """Forget every replica that is not among ``replicas``."""
+        for name in [name for name in self._shelves if name not in replicas]:
+            self.gone(name)
+
+    def _shelf(self, replica_id: ids.ReplicaId) -> _Shelf:
+        shelf = self._shelves.get(replica_id)
+        if shelf is None:
+            bit = _lowest_free(self._at)
+            shelf = self._shelves[replica_id] = _Shelf(bit)
+            self._at[bit] = replica_id
+        return shelf
+
+    def _bounds(self, count: int) -> tuple[int, ...]:
+        if count > len(self._ends):
+            self._ends = ends(2 * count, self._chunk_bytes)
+        return self._ends
+
+    def _share(self, prefix: Prefix, depth: int) -> float:
+        return self._bounds(depth)[depth - 1] / prefix.size if depth else 0.0
+
+    def _add(self, shelf: _Shelf, chunk: int, size: int) -> None:
+        shelf.held[chunk] = size
+        shelf.size += abs(size)
+        self._masks[chunk] = self._masks.get(chunk, 0) | shelf.bit
+
+    def _remove(self, shelf: _Shelf, chunk: int) -> None:
+        shelf.size -= abs(shelf.held.pop(chunk))
+        left = self._masks[chunk] & ~shelf.bit
+        if left:
+            self._masks[chunk] = left
+        else:
+            del self._masks[chunk]
+
+    def _drop_through(self, shelf: _Shelf, last: int) -> None:
+        """Drop what was used no more recently than ``last``."""
+        while shelf.held:
+            chunk = next(iter(shelf.held))
+            self._remove(shelf, chunk)
+            if chunk == last:
+                return
+
+    def _trim(self, shelf: _Shelf) -> None:
+        """Hold no more than its KV cache does, and no more than its part of the index."""
+        most = max(64, self._limit // len(self._shelves))
+        fits = shelf.kv_tokens * self.bytes_per_token if shelf.kv_tokens else None
+        while shelf.held and (len(shelf.held) > most or (fits is not None and shelf.size > fits)):
+            self._remove(shelf, next(iter(shelf.held)))
+
+
+def _lowest_free(taken: Mapping[int, ids.ReplicaId]) -> int:
+    bit = 1
+    while bit in taken:
+        bit <<= 1
+    return bit
