@@ -20,6 +20,7 @@ class Room:
         ready: its agent is there and can start something now.
         free_gpus: GPUs in no slot.
         empty: open slots without a replica.
+        closing_gpus: GPUs of slots that close: nothing starts on them before they have.
         used: something of this plan is in it or waits for it.
         waits_for: why it is not ready.
     """
@@ -28,22 +29,26 @@ class Room:
     ready: bool
     free_gpus: int
     empty: list[snapshot.Slot]
+    closing_gpus: int = 0
     used: bool = False
     waits_for: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """Where a replica goes: an empty slot, or a new one; or it waits for `closing` or for the room."""
+    """Where a replica goes.
+
+    Attributes:
+        room: the lease's room.
+        slot_id: an empty slot; None for a new one.
+        close: slots that must be closed first.
+        waits_for: what it waits for, one line; "" if it can start now.
+    """
 
     room: Room
     slot_id: ids.SlotId | None = None
-    closing: tuple[snapshot.Slot, ...] = ()
-
-    @property
-    def now(self) -> bool:
-        """Whether the replica can start there now."""
-        return self.room.ready and not self.closing
+    close: tuple[snapshot.Slot, ...] = ()
+    waits_for: str = ""
 
 
 def rooms(
@@ -80,6 +85,7 @@ def rooms(
                         for slot in open_slots
                         if slot.state.takes and not slot.close and slot.slot_id not in occupied
                     ],
+                    closing_gpus=sum(slot.gpus for slot in open_slots if slot.close),
                     waits_for=f"the agent of lease {lease.lease_id} has not come yet",
                 )
             )
@@ -134,7 +140,10 @@ def take(available: Sequence[Room], gpus: int, *, new_slots: bool) -> Place | No
     if fitting:
         return _new_slot(min(fitting, key=lambda room: room.free_gpus), gpus)
     for room in ready:
-        if room.free_gpus + sum(slot.gpus for slot in room.empty) >= gpus:
+        if room.free_gpus + room.closing_gpus >= gpus:
+            return _await(room, gpus)
+    for room in ready:
+        if room.free_gpus + room.closing_gpus + sum(slot.gpus for slot in room.empty) >= gpus:
             return _recut(room, gpus)
     coming = [room for room in available if not room.ready and room.free_gpus >= gpus]
     return _new_slot(min(coming, key=lambda room: room.free_gpus), gpus) if coming else None
@@ -143,17 +152,24 @@ def take(available: Sequence[Room], gpus: int, *, new_slots: bool) -> Place | No
 def _new_slot(room: Room, gpus: int) -> Place:
     room.free_gpus -= gpus
     room.used = True
-    return Place(room)
+    return Place(room, waits_for="" if room.ready else room.waits_for)
+
+
+def _await(room: Room, gpus: int, close: tuple[snapshot.Slot, ...] = ()) -> Place:
+    """Take what is free, and the rest of what is closing; both are then spoken for."""
+    room.closing_gpus -= gpus - room.free_gpus
+    room.free_gpus = 0
+    room.used = True
+    return Place(room, None, close, f"slots of lease {room.lease_id} are closing")
 
 
 def _recut(room: Room, gpus: int) -> Place:
     """Close as few empty slots as make room; the replica follows when they have closed."""
-    closing: list[snapshot.Slot] = []
+    close: list[snapshot.Slot] = []
     for slot in sorted(room.empty, key=lambda slot: -slot.gpus):
-        if room.free_gpus >= gpus:
+        if room.free_gpus + room.closing_gpus >= gpus:
             break
-        closing.append(slot)
+        close.append(slot)
         room.empty.remove(slot)
-        room.free_gpus += slot.gpus
-    place = _new_slot(room, gpus)
-    return Place(place.room, None, tuple(closing))
+        room.closing_gpus += slot.gpus
+    return _await(room, gpus, tuple(close))

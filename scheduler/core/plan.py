@@ -267,7 +267,7 @@ def _grow(
         if paused and failures is not None:
             pause = failures.until - snap.now
             notes.append(f"{name}: next start in {pause:.1f} s, after: {failures.reason}")
-        elif place is not None and place.now and place.room.lease_id is not None:
+        elif place is not None and not place.waits_for and place.room.lease_id is not None:
             role = fleet.Role.INTERACTIVE if deployment.hold_batch else deployment.role
             yield actions.StartReplica(
                 place.room.lease_id,
@@ -276,12 +276,12 @@ def _grow(
                 role,
                 f"{missing} of {deployment.replicas} replicas of {name} missing",
             )
-        elif place is not None and place.closing:
-            for slot in place.closing:
+        elif place is not None and place.close:
+            for slot in place.close:
                 reason = f"{name} needs {deployment.spec.gpus} GPUs in one slot"
                 yield actions.CloseSlot(slot.lease_id, slot.slot_id, reason)
         elif place is not None:
-            notes.append(f"{name}: {place.room.waits_for}")
+            notes.append(f"{name}: {place.waits_for}")
         else:
             yield from _ask(snap, settings, notes, deployment, available)
 

@@ -71,14 +71,25 @@ def test_empty_slots_are_closed_to_make_room_and_the_replica_follows() -> None:
     found = do(snap)
     assert [type(action) for action in found] == [actions.CloseSlot] * 2
     closing = with_slots(lease, *(dataclasses.replace(item, close=True) for item in small))
-    assert [type(a) for a in do(dataclasses.replace(snap, leases=(closing,)))] == [
-        actions.RequestLease
-    ]
+    waiting = plan.plan(dataclasses.replace(snap, leases=(closing,)), plans.OPTIONS)
+    assert waiting.actions == ()  # what closes is room that comes: no second lease is asked for it
+    assert waiting.notes == (f"chat v1: slots of lease {lease.lease.lease_id} are closing",)
     closed = with_slots(
         lease, *(dataclasses.replace(item, state=replicas.SlotState.CLOSED) for item in small)
     )
     (action,) = do(dataclasses.replace(snap, leases=(closed,)))
     assert isinstance(action, actions.StartReplica)
+
+
+def test_nothing_starts_on_the_gpus_of_a_slot_that_still_closes() -> None:
+    lease = with_slots(held(gpus=2), slot(gpus=2))
+    snap = picture(deployments=(deployment(replicas=2, gpus=1),), leases=(lease,))
+    assert [type(action) for action in do(snap)] == [actions.CloseSlot]
+    closing = with_slots(lease, dataclasses.replace(slot(gpus=2), close=True))
+    assert do(dataclasses.replace(snap, leases=(closing,))) == []
+    closed = with_slots(lease, dataclasses.replace(slot(gpus=2), state=replicas.SlotState.CLOSED))
+    found = do(dataclasses.replace(snap, leases=(closed,)))
+    assert [type(action) for action in found] == [actions.StartReplica] * 2
 
 
 def test_nothing_is_started_while_the_broker_settles() -> None:
