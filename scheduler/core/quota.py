@@ -184,12 +184,11 @@ class Book:
         self._rules = limits.Rules(tuple(found))
         self._plans.clear()
         before, self._meters = self._meters, {}
-        for key in before:
-            names = (key.name, key.name) if key.scope is not limits.Scope.TEAM else ("", "")
-            for limit in self._rules.matching(key.team, *names, key.model, key.tier):
+        for key, meter in before.items():
+            for limit in self._rules.matching(key.team, key.name, key.name, key.model, key.tier):
                 if limit.key == key:
-                    before[key].change(limit)
-                    self._meters[key] = before[key]
+                    meter.change(limit)
+                    self._meters[key] = meter
 
     def used(self, now_us: int) -> dict[limits.Key, int]:
         """Return what is used and reserved of every counter that was moved since the start."""

@@ -147,6 +147,15 @@ class Rules:
             owner = limit.key.scope, limit.key.team, limit.key.name
             self._by_owner.setdefault(owner, []).append(limit)
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._by_owner)
+
+    def covers(self, key: Key) -> bool:
+        """Return whether a counter is limited by one of them."""
+        found = self.matching(key.team, key.name, key.name, key.model, key.tier)
+        return any(limit.key == key for limit in found)
+
     def matching(self, team: str, user: str, key_id: str, model: str, tier: str) -> list[Limit]:
         """Return one limit for each counter that the claim moves, named by its real owner.
 

@@ -3,7 +3,7 @@
 Every method is one short transaction and blocks; callers on an event loop use `asyncio.to_thread`.
 """
 
-from scheduler.runtime.registry import catalog, database, holdings, journal, keys, lead
+from scheduler.runtime.registry import catalog, database, holdings, journal, keys, lead, quotas
 
 
 class Registry:
@@ -15,6 +15,7 @@ class Registry:
         keys: API keys.
         lead: who leads.
         journal: plans, events, facts.
+        quotas: limits and counters.
     """
 
     def __init__(self, base: database.Database) -> None:
@@ -24,6 +25,7 @@ class Registry:
         self.keys = keys.Keys(base)
         self.lead = lead.Lead(base)
         self.journal = journal.Journal(base)
+        self.quotas = quotas.Quotas(base)
 
     @classmethod
     def open(cls, url: str, *, migrate: bool = True) -> "Registry":

@@ -22,6 +22,7 @@ class Base(orm.DeclarativeBase):
         str: sa.Text(),
         dict[str, Any]: sa.JSON(),
         list[str]: sa.JSON(),
+        list[Any]: sa.JSON(),
     }
 
 
@@ -224,3 +225,83 @@ class Period(Base):
     name: orm.Mapped[str] = orm.mapped_column(primary_key=True)
     begun_us: orm.Mapped[int]
     done_us: orm.Mapped[int]
+
+
+class QuotaLimit(Base):
+    """A limit in force; `quota_changes` has what was before."""
+
+    __tablename__ = "quota_limits"
+
+    scope: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    team: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    name: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    model: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    tier: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    kind: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    amount: orm.Mapped[int]
+    hard: orm.Mapped[bool]
+    author: orm.Mapped[str]
+    reason: orm.Mapped[str]
+    created_us: orm.Mapped[int]
+
+
+class QuotaChange(Base):
+    """A limit that was set, or removed (`amount` None); never deleted."""
+
+    __tablename__ = "quota_changes"
+
+    change_id: orm.Mapped[int] = orm.mapped_column(
+        sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True
+    )
+    at_us: orm.Mapped[int]
+    scope: orm.Mapped[str]
+    team: orm.Mapped[str] = orm.mapped_column(index=True)
+    name: orm.Mapped[str]
+    model: orm.Mapped[str]
+    tier: orm.Mapped[str]
+    kind: orm.Mapped[str]
+    amount: orm.Mapped[int | None]
+    hard: orm.Mapped[bool]
+    author: orm.Mapped[str]
+    reason: orm.Mapped[str]
+
+
+class QuotaCounter(Base):
+    """What is settled in a day or month; owners and the hourly check add differences to `amount`.
+
+    `drift` is what the last check that found any had to add, at `checked_us`.
+    """
+
+    __tablename__ = "quota_counters"
+
+    scope: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    team: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    name: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    model: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    tier: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    kind: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    window_us: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+    amount: orm.Mapped[int]
+    revision: orm.Mapped[int] = orm.mapped_column(index=True)
+    drift: orm.Mapped[int]
+    checked_us: orm.Mapped[int]
+
+
+class QuotaOwner(Base):
+    """A process that reserves: the newest batch of differences it has added, and what runs there now."""
+
+    __tablename__ = "quota_owners"
+
+    owner: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    batch: orm.Mapped[int]
+    at_us: orm.Mapped[int]
+    running: orm.Mapped[list[Any]]
+
+
+class QuotaRevision(Base):
+    """Counts changes of `limits`, of `counters`, and wishes for a `check`; also their lock."""
+
+    __tablename__ = "quota_revisions"
+
+    name: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    revision: orm.Mapped[int]
