@@ -11,10 +11,12 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from gateway import recording, replica, settings, waiting
-from scheduler.contracts import errors, frames, requests, usage
+from gateway import emitted, recording, replica, settings, waiting
+from scheduler.contracts import errors, frames, requests, resume, usage
 
 _DONE = b"data: [DONE]"
+_TAIL = -len(_DONE) - 4  # with the blank line behind it
+_DATA, _PROMPT = frames.Kind.DATA, frames.Kind.PROMPT
 _log = logging.getLogger(__name__)
 
 
@@ -49,6 +51,10 @@ class Job:
         version: the version that was drawn.
         outlet: where the answer goes.
         why_cancelled: after a cancellation, its reason if it was on purpose; None: the client left.
+        sent: what the client has got over all attempts.
+        losses: judges the loss of a replica.
+        begun: the beginning of the answer, where this replica shall go on from one.
+        resumed: that beginning is an earlier attempt's of this request, which has recorded it.
     """
 
     request: requests.InferenceRequest
@@ -56,6 +62,10 @@ class Job:
     version: str
     outlet: Outlet
     why_cancelled: Callable[[], errors.ForebayError | None]
+    sent: emitted.Emitted
+    losses: emitted.Losses
+    begun: resume.Resume | None = None
+    resumed: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,11 +103,11 @@ class Dispatcher:
 
         Raises:
             replica.Full: it has no seat.
-            replica.Lost: it is gone.
+            replica.Lost: it is gone; `job.losses` says what follows.
             errors.ForebayError: any other end without an answer.
         """
         try:
-            record = self._recorder.open(job.request, job.number, grant, job.version)
+            record = self._recorder.open(job, grant)
             with _closing(record, job):
                 return await self._exchange(job, grant, record)
         finally:
@@ -109,7 +119,7 @@ class Dispatcher:
         options = self._options
         call = replica.Call(
             job.request.endpoint.value,
-            upstream_body(job.request),
+            upstream_body(job.request, job.begun),
             record.identity,
             options.stream_idle_s if job.request.stream else options.answer_timeout_s,
         )
@@ -117,7 +127,7 @@ class Dispatcher:
             last = await self._forward(answer, job, record)
             # The seat is free at the replica now; a slow client must not keep it here.
             grant.close()
-            end = _ended(last.frame, record)
+            end = _ended(last.frame, record, job)
             await self._recorder.sync()
             if last.held is not None:
                 await self._pass_on(job, last.held)
@@ -126,35 +136,46 @@ class Dispatcher:
     async def _forward(self, answer: replica.Answer, job: Job, record: recording.Attempt) -> _Last:
         """Pass DATA on until the END or ERROR frame; the stream's last event is held back for it."""
         held: frames.Frame | None = None
+        outlet, sent = job.outlet, job.sent
         while True:
             for frame in await answer.some():
-                if frame.kind in (frames.Kind.END, frames.Kind.ERROR):
+                kind = frame.kind
+                if kind is not _DATA:
+                    if kind is _PROMPT:
+                        record.prompt(frame)
+                        continue
                     return _Last(frame, held)
-                if record.saw(frame):
-                    self._first_token(job.request)
-                if frame.kind is frames.Kind.PROMPT:
-                    continue
+                if not record.first_token_us and (frame.packed or frame.payload):
+                    record.first_token()
+                    if not job.resumed:
+                        self._first_token(job.request)
                 if held is not None:
                     await self._pass_on(job, held)
                     held = None
-                if frame.payload.rstrip().endswith(_DONE):
+                if frame.payload.find(_DONE, _TAIL) >= 0:
                     held = frame
-                else:
-                    await self._pass_on(job, frame)
+                    continue
+                sent.add(frame)
+                if not outlet.data(frame):
+                    await self._drained(outlet)
 
     async def _pass_on(self, job: Job, frame: frames.Frame) -> None:
-        """Give a frame to the client; one that no longer reads must not keep a seat for ever."""
-        if job.outlet.data(frame):
-            return
+        """Give a frame to the client that was held back."""
+        job.sent.add(frame)
+        if not job.outlet.data(frame):
+            await self._drained(job.outlet)
+
+    async def _drained(self, outlet: Outlet) -> None:
+        """Wait for a client that is behind; one that no longer reads must not keep a seat for ever."""
         limit_s = self._options.client_stall_s
         try:
             async with asyncio.timeout(limit_s):
-                await job.outlet.drained()
+                await outlet.drained()
         except TimeoutError:
             raise errors.Cancelled(f"the client has not read for {limit_s:g} s") from None
 
 
-def _ended(frame: frames.Frame, record: recording.Attempt) -> frames.End:
+def _ended(frame: frames.Frame, record: recording.Attempt, job: Job) -> frames.End:
     """Record how the replica says that the answer ended.
 
     Raises:
@@ -169,9 +190,12 @@ def _ended(frame: frames.Frame, record: recording.Attempt) -> frames.End:
     error = errors.from_code(said.code, said.message)
     if isinstance(error, errors.Internal) and 400 <= said.status < 500:
         error = errors.BadRequest(said.message)
-    if isinstance(error, errors.ReplicaLost | errors.Cancelled):
-        record.close(usage.Outcome.REPLICA_LOST, said.message, said)
-        raise replica.Lost(said.message, computed=True)
+    if isinstance(error, errors.Cancelled):
+        error = errors.ReplicaLost(said.message)
+    if isinstance(error, errors.ReplicaLost):
+        raise replica.Lost(said.message, computed=True, kind=type(error), counted=said)
+    if isinstance(error, errors.Preempted) and job.request.caller.service and not job.sent.why_not:
+        error.resume = job.sent.resume(begun=False).to_json()
     outcome = recording.outcome_of(error)
     if outcome is usage.Outcome.REFUSED and said.output_tokens:
         outcome = usage.Outcome.ERROR
@@ -184,35 +208,61 @@ def _closing(record: recording.Attempt, job: Job) -> Iterator[None]:
     """Close the record on every way out that has not closed it yet."""
     outcome, reason = usage.Outcome.ERROR, "the gateway failed"
     payer: usage.Payer | None = None
+    counted: frames.Error | None = None
     try:
         yield
     except replica.Full:
         outcome, reason = usage.Outcome.REFUSED, "replica_full"
         raise
     except replica.Lost as lost:
-        outcome, reason = usage.Outcome.REPLICA_LOST, lost.reason
+        outcome, reason, counted = usage.Outcome.REPLICA_LOST, lost.reason, lost.counted
+        if job.losses.after(lost, job.sent, begun=job.outlet.begun) is emitted.Next.RESUME:
+            payer = usage.Payer.TEAM  # what was sent is part of the whole answer
         raise
     except asyncio.CancelledError:
         why = job.why_cancelled()
         if why is None:
             outcome, reason = usage.Outcome.CLIENT_GONE, "the client left"
+        elif isinstance(why, errors.Cancelled | errors.Expired):
+            outcome, reason = recording.outcome_of(why), why.message
         else:
             outcome, reason = usage.Outcome.CANCELLED, why.message
-            if not isinstance(why, errors.Cancelled):
-                payer = usage.Payer.PLATFORM
+            payer = usage.Payer.PLATFORM
         raise
     except errors.ForebayError as error:
         outcome, reason = recording.outcome_of(error), error.message
         raise
     finally:
         try:
-            record.close(outcome, reason, payer=payer)
+            record.close(outcome, reason, counted, payer=payer)
         except errors.RecordingUnavailable as error:
             _log.error("CLOSE of %s is not kept: %s", job.request.request_id, error.message)
 
 
-def upstream_body(request: requests.InferenceRequest) -> bytes:
-    """Return the body as the engine shall see it: its own name of the model, none of our fields."""
+def upstream_body(request: requests.InferenceRequest, begun: resume.Resume | None = None) -> bytes:
+    """Return the body as the engine shall see it: its own name of the model, none of our fields.
+
+    Args:
+        request: the checked request.
+        begun: the beginning of the answer, if the replica shall go on from one.
+    """
     body = {key: value for key, value in request.body.items() if not key.startswith("forebay_")}
     body["model"] = request.adapter or request.model
+    if begun is not None:
+        body[resume.FIELD] = begun.to_json()
     return json.dumps(body, separators=(",", ":")).encode()
+
+
+def given(request: requests.InferenceRequest) -> resume.Resume | None:
+    """Return the beginning of an answer that Forebay's batch runner sent along; nobody else's is heard.
+
+    Raises:
+        errors.BadRequest: it is none.
+    """
+    value = request.body.get(resume.FIELD)
+    if value is None or not request.caller.service:
+        return None
+    try:
+        return resume.Resume.from_json(value)
+    except resume.ResumeError as error:
+        raise errors.BadRequest(str(error), param=resume.FIELD) from None

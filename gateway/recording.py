@@ -1,9 +1,13 @@
 """The gateway's side of the usage record: OPEN at the dispatch, CLOSE exactly once."""
 
 import logging
+from typing import TYPE_CHECKING
 
-from gateway import waiting
-from scheduler.contracts import clock, errors, fleet, frames, requests, usage
+from gateway import emitted, waiting
+from scheduler.contracts import clock, errors, fleet, frames, quota, requests, usage
+
+if TYPE_CHECKING:
+    from gateway import dispatch
 
 _log = logging.getLogger(__name__)
 _OURS = frozenset({usage.Outcome.PREEMPTED, usage.Outcome.REPLICA_LOST, usage.Outcome.ERROR})
@@ -27,26 +31,42 @@ def outcome_of(error: errors.ForebayError) -> usage.Outcome:
 
 
 class Attempt:
-    """One dispatch's record, from OPEN to CLOSE."""
+    """One dispatch's record, from OPEN to CLOSE.
 
-    def __init__(self, recorder: "Recorder", identity: usage.Identity) -> None:
+    Args:
+        recorder: where its rows go.
+        identity: which attempt it is.
+        sent: what the request's client has got, this attempt's part included as it comes.
+        resumed: it goes on from what earlier attempts of the request have sent and recorded.
+    """
+
+    def __init__(
+        self,
+        recorder: "Recorder",
+        identity: usage.Identity,
+        sent: emitted.Emitted,
+        *,
+        resumed: bool,
+    ) -> None:
         self._recorder = recorder
+        self._sent = sent
+        self._resumed = resumed
+        self._start = sent.tokens if resumed else 0
+        self._computed = 0  # prompt tokens, and cached ones among them, as its PROMPT frame says
+        self._cached = 0
         self.identity = identity
         self.closed = False
         self.first_token_us = 0
-        self._prompt_tokens = 0
-        self._output_tokens = 0
 
-    def saw(self, frame: frames.Frame) -> bool:
-        """Count a PROMPT or DATA frame; returns whether it brought the first tokens."""
-        if frame.kind is frames.Kind.PROMPT:
-            self._prompt_tokens = frame.tokens
-            return False
-        self._output_tokens += frame.tokens
-        first = not self.first_token_us and bool(frame.packed or frame.payload)
-        if first:
-            self.first_token_us = self._recorder.clock.wall_us()
-        return first
+    def prompt(self, frame: frames.Frame) -> None:
+        """Take the PROMPT frame."""
+        self._sent.begin(frame)
+        self._cached = frame.chars
+        self._computed = self._sent.prompt_tokens + self._start
+
+    def first_token(self) -> None:
+        """Note when the first token came."""
+        self.first_token_us = self._recorder.clock.wall_us()
 
     def close(
         self,
@@ -70,23 +90,45 @@ class Attempt:
         if self.closed:
             return
         self.closed = True
-        began = self.first_token_us > 0
-        prompt = counted.prompt_tokens if counted else self._prompt_tokens if began else 0
-        cached = counted.cached_tokens if counted else 0
+        payer = payer or (usage.Payer.PLATFORM if outcome in _OURS else usage.Payer.TEAM)
+        prompt, cached, output, waste = self._counts(counted)
+        if payer is usage.Payer.PLATFORM:
+            output, waste = output + waste, 0  # it pays all of it anyway
+        if self._resumed:  # an earlier attempt's row has the prompt: this is the recomputation
+            prompt, cached, waste = 0, 0, waste + max(0, prompt - cached)
+        spent = quota.Spent(max(0, prompt - cached), cached, output)
+        if payer is usage.Payer.TEAM:
+            self._sent.spend(spent)
         self._recorder.append(
             usage.UsageRow(
                 kind=usage.RowKind.CLOSE,
                 identity=self.identity,
                 outcome=outcome,
-                uncached_prompt_tokens=max(0, prompt - cached),
-                cached_prompt_tokens=cached,
-                output_tokens=counted.output_tokens if counted else self._output_tokens,
+                uncached_prompt_tokens=spent.uncached_prompt_tokens,
+                cached_prompt_tokens=spent.cached_prompt_tokens,
+                output_tokens=spent.output_tokens,
                 first_token_us=self.first_token_us,
                 ended_us=self._recorder.clock.wall_us(),
-                payer=payer or (usage.Payer.PLATFORM if outcome in _OURS else usage.Payer.TEAM),
+                payer=payer,
                 reason=reason,
+                waste_tokens=waste,
             )
         )
+
+    def _counts(self, counted: frames.End | frames.Error | None) -> tuple[int, int, int, int]:
+        """Return its prompt tokens, cached ones among them, new output, and output lost on the way."""
+        known = self._sent.tokens - self._start
+        if isinstance(counted, frames.End):
+            output = counted.output_tokens - self._start
+            if self._resumed:
+                return self._computed, self._cached, output, 0
+            return counted.prompt_tokens, counted.cached_tokens, output, 0
+        if counted is not None:
+            lost = max(0, counted.output_tokens - known)
+            return counted.prompt_tokens, counted.cached_tokens, known, lost
+        if not self.first_token_us:
+            return 0, 0, 0, 0
+        return self._computed, self._cached, known, 0
 
 
 class Recorder:
@@ -126,17 +168,15 @@ class Recorder:
             self._unsynced = True
             _log.error("usage rows are not on disk yet: %s", error.message)
 
-    def open(
-        self, request: requests.InferenceRequest, number: int, grant: waiting.Grant, version: str
-    ) -> Attempt:
+    def open(self, job: "dispatch.Job", grant: waiting.Grant) -> Attempt:
         """Append the OPEN row of a dispatch.
 
         Raises:
             errors.RecordingUnavailable: it can't be kept; dispatch nothing.
         """
-        identity = self._identity(request, number, version, grant.replica)
+        identity = self._identity(job.request, job.number, job.version, grant.replica)
         self.append(usage.UsageRow(usage.RowKind.OPEN, identity))
-        return Attempt(self, identity)
+        return Attempt(self, identity, job.sent, resumed=job.resumed)
 
     def undispatched(
         self,
@@ -148,7 +188,9 @@ class Recorder:
         """Append the row of a request that ended before it reached a replica; it costs nothing."""
         identity = self._identity(request, number, request.version or "", None)
         try:
-            Attempt(self, identity).close(outcome, reason, payer=usage.Payer.TEAM)
+            Attempt(self, identity, emitted.Emitted(), resumed=False).close(
+                outcome, reason, payer=usage.Payer.TEAM
+            )
         except errors.RecordingUnavailable as error:
             _log.error("row of %s is not kept: %s", request.request_id, error.message)
 

@@ -32,12 +32,23 @@ class Lost(Exception):
     Args:
         reason: one line.
         computed: whether tokens may have been computed.
+        kind: `errors.ReplicaLost`, or that it leaves as planned, or failed on this request and lives on.
+        counted: what it said that it had computed, if it still could.
     """
 
-    def __init__(self, reason: str, *, computed: bool) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        computed: bool,
+        kind: type[errors.ReplicaLost] = errors.ReplicaLost,
+        counted: frames.Error | None = None,
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.computed = computed
+        self.kind = kind
+        self.counted = counted
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,7 +169,8 @@ class Client:
             self._secrets.pop((replica.replica_id, replica.incarnation), None)
             raise Lost("refused our secret", computed=False)
         if status >= 500 or status < 400:
-            raise Lost(f"answered {status}", computed=False)
+            # It answers, so it lives: what made it fail may be this request, and others go on there.
+            raise Lost(f"answered {status}", computed=False, kind=errors.EngineFailed)
         raise engine_error(status, raw)
 
 

@@ -1,7 +1,7 @@
 """The one way of a request, for HTTP and gRPC alike: admit, wait, dispatch, and dispatch again if need be.
 
-A replica that is lost before the client has got anything is replaced in silence; after that the client
-is told.
+A replica that is lost is replaced in silence: the answer begins anew if the client has got nothing, else it
+goes on elsewhere from the token ids that were sent. Where that can't be, the client is told.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from gateway import dependencies, dispatch, metrics, recording, replica, waiting
-from scheduler.contracts import errors, frames, requests, usage
+from gateway import dependencies, dispatch, emitted, metrics, recording, replica, waiting
+from scheduler.contracts import errors, frames, requests, resume, usage
 
 _TTFT_KEPT_S = 10.0
 _FLUSH_S = 0.2
@@ -29,6 +29,22 @@ class _Live:
     task: "asyncio.Task[Any]"
     cancelling: int
     why: errors.ForebayError | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Trip:
+    """A request from its admission to its end.
+
+    Attributes:
+        begun: the beginning of the answer that the batch runner sent along, if it did.
+        sent: what its client has got.
+    """
+
+    request: requests.InferenceRequest
+    waiter: waiting.Waiter
+    outlet: dispatch.Outlet
+    begun: resume.Resume | None
+    sent: emitted.Emitted
 
 
 class RequestPath:
@@ -155,39 +171,68 @@ class RequestPath:
         self, request: requests.InferenceRequest, outlet: dispatch.Outlet
     ) -> frames.End:
         self._recorder.ready()
+        begun = dispatch.given(request)
+        sent = emitted.Emitted(begun)
         try:
             waiter = self._room.enter(request)
         except errors.ForebayError as error:
             self._refused(request, 1, error)
             raise
+        expiry = self._deadline(request)
         try:
-            return await self._attempts(request, waiter, outlet)
+            return await self._attempts(_Trip(request, waiter, outlet, begun, sent))
         finally:
+            if expiry is not None:
+                expiry.cancel()
             self._room.leave(waiter)
 
-    async def _attempts(
-        self, request: requests.InferenceRequest, waiter: waiting.Waiter, outlet: dispatch.Outlet
-    ) -> frames.End:
-        losses, live = 0, self._live[request.request_id]
+    def _deadline(self, request: requests.InferenceRequest) -> asyncio.TimerHandle | None:
+        """End the request, wherever it is, when the deadline that it named has passed."""
+        if request.deadline_us is None:
+            return None
+        left_s = (request.deadline_us - self._clock.wall_us()) / 1_000_000
+        expired = errors.Expired("the request's deadline has passed: give it more time")
+        live = self._live[request.request_id]
+        return asyncio.get_running_loop().call_later(max(0.0, left_s), self._end, live, expired)
+
+    async def _attempts(self, trip: "_Trip") -> frames.End:
+        request, waiter, sent = trip.request, trip.waiter, trip.sent
+        live = self._live[request.request_id]
+        batch = request.tier is requests.Tier.BATCH
+        losses = emitted.Losses(self._settings.replica_attempts, batch=batch)
+        begun, resumed = trip.begun, False
         for number in itertools.count(1):
             grant = await self._turn(request, waiter, number)
-            job = dispatch.Job(request, number, waiter.needs.version, outlet, lambda: live.why)
+            job = dispatch.Job(
+                request=request,
+                number=number,
+                version=waiter.needs.version,
+                outlet=trip.outlet,
+                why_cancelled=lambda: live.why,
+                sent=sent,
+                losses=losses,
+                begun=begun,
+                resumed=resumed,
+            )
             try:
                 return await self._dispatcher.run(job, grant)
             except replica.Full:
                 self._room.full(grant.replica, request.tier)
             except replica.Lost as lost:
-                losses += 1
-                self._room.suspect(grant.replica)
-                _log.warning("%s.%d: %s", request.request_id, number, lost.reason)
-                # The batch runner sends its lines again itself, from what it has journalled.
-                batch = request.tier is requests.Tier.BATCH and lost.computed
-                if outlet.begun or batch or losses >= self._settings.replica_attempts:
-                    raise errors.ReplicaLost(
-                        "the replica was lost during the answer: send the request again",
-                        retry_after_s=1.0,
-                    ) from lost
-            outlet.restart()
+                if lost.kind is errors.ReplicaLost:
+                    self._room.suspect(grant.replica)
+                _log.warning(
+                    "%s.%d: %s; %s", request.request_id, number, lost.reason, losses.next.value
+                )
+                if losses.next is emitted.Next.FAIL:
+                    raise losses.error() from lost
+                if losses.next is emitted.Next.RESUME:
+                    begun, resumed = sent.resume(begun=trip.outlet.begun), True
+                    self._metrics.served(request.model, request.tier.value).resumed.inc()
+                else:
+                    begun, resumed = trip.begun, False
+                    sent.clear(trip.begun)
+                    trip.outlet.restart()
             self._room.again(waiter)
         raise errors.Internal("unreachable: attempts are counted without end")
 

@@ -331,6 +331,7 @@ def data(payload: bytes, *token_ids: int) -> frames.Frame:
 
 DONE = data(b"data: [DONE]\n\n")
 PROMPT = frames.Frame.of(frames.Kind.PROMPT, token_ids=(1, 2, 3, 4, 5))
+FINAL = frames.Frame.of(frames.Kind.PROMPT, b"its sampling is seeded", (1, 2, 3, 4, 5))
 USED = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
 
 

@@ -32,7 +32,7 @@ def code(response: httpx.Response) -> str:
 
 
 async def cut_after_two(received: harness.Received, out: harness.Out) -> None:
-    await out.send(harness.PROMPT, harness.data(harness.chat_event({"role": "assistant"})))
+    await out.send(harness.FINAL, harness.data(harness.chat_event({"role": "assistant"})))
     await out.send(harness.data(harness.chat_event({"content": "Hel"}), 7))
     await out.send(harness.data(harness.chat_event({"content": "lo"}), 8))
     await out.reset()

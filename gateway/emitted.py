@@ -1,0 +1,177 @@
+"""What a request's client has got so far, over all attempts, and what follows when a replica is lost.
+
+Nothing is decoded while all goes well: a frame costs the bytes of its ids and two sums. Pure.
+"""
+
+import enum
+import re
+
+from gateway import replica
+from scheduler.contracts import errors, frames, quota, resume
+
+_CREATED = re.compile(rb'"created"\s*:\s*(\d+)')
+_ENDED = re.compile(rb'"finish_reason"\s*:\s*"')
+
+
+class Emitted:
+    """The token ids and the text that went out, counted; one for a request.
+
+    Attributes:
+        tokens: tokens of all choices that are known, those ahead of their text included.
+        spent: what the attempts that have ended cost the team.
+    """
+
+    __slots__ = (
+        "_ahead", "_cached", "_chars", "_first", "_last", "_others", "_packed", "_prompt", "_why_not",
+        "spent",
+    )  # fmt: skip
+
+    def __init__(self, begun: resume.Resume | None = None) -> None:
+        self.spent = quota.NOTHING
+        self.clear(begun)
+
+    def clear(self, begun: resume.Resume | None = None) -> None:
+        """Forget an answer that begins anew; what it has cost stays.
+
+        Args:
+            begun: the beginning that the batch runner's journal holds of it.
+        """
+        self._prompt = b""
+        self._cached = 0
+        self._why_not = "its replica does not tell the tokens' ids"
+        self._packed = bytearray()
+        self._ahead = b""
+        self._others = 0
+        self._chars = 0
+        self._first = b""
+        self._last = b""
+        if begun is not None:
+            self._prompt = frames.pack(begun.prompt_token_ids)
+            self._cached = begun.cached_tokens
+            self._why_not = ""
+            self._packed += frames.pack(begun.token_ids)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are known."""
+        return (len(self._packed) + len(self._ahead)) // 4 + self._others
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The prompt's length, 0 before it was told."""
+        return len(self._prompt) // 4
+
+    @property
+    def cached_tokens(self) -> int:
+        """How many of the prompt the first attempt had from the prefix cache."""
+        return self._cached
+
+    @property
+    def why_not(self) -> str:
+        """Why the answer can't be resumed, or ""."""
+        if not self._why_not and _ENDED.search(self._last):
+            return "its end was lost"
+        if not self._why_not and self._first and not _CREATED.search(self._first):
+            return "its first chunk is of an unknown kind"
+        return self._why_not
+
+    def begin(self, prompt: frames.Frame) -> None:
+        """Take the PROMPT frame; that of a resumed attempt tells nothing new."""
+        if not self._prompt:
+            self._prompt = prompt.packed
+            self._cached = prompt.chars
+            self._why_not = prompt.payload.decode(errors="replace")
+
+    def add(self, frame: frames.Frame) -> None:
+        """Take a DATA frame that was given to the client."""
+        packed, payload = frame.packed, frame.payload
+        if frame.choice:
+            self._others += len(packed) >> 2
+        elif packed or frame.ahead:
+            self._packed += packed
+            self._ahead = frame.ahead
+        if payload:
+            self._chars += frame.chars
+            self._last = payload
+            if not self._first:
+                self._first = payload
+
+    def resume(self, *, begun: bool) -> resume.Resume:
+        """Return what another replica needs to go on.
+
+        Args:
+            begun: whether the client has got anything; a whole answer is sent at its end only.
+        """
+        created = _CREATED.search(self._first) if begun else None
+        return resume.Resume(
+            prompt_token_ids=frames.unpack(self._prompt),
+            token_ids=frames.unpack(bytes(self._packed) + self._ahead),
+            shown=len(self._packed) // 4,
+            chars=self._chars if begun else 0,
+            created=int(created.group(1)) if created else 0,
+            cached_tokens=self._cached,
+        )
+
+    def spend(self, spent: quota.Spent) -> None:
+        """Add what an attempt has cost the team."""
+        before = self.spent
+        self.spent = quota.Spent(
+            before.uncached_prompt_tokens + spent.uncached_prompt_tokens,
+            before.cached_prompt_tokens + spent.cached_prompt_tokens,
+            before.output_tokens + spent.output_tokens,
+        )
+
+
+class Next(enum.Enum):
+    """What follows the loss of a replica."""
+
+    RESUME = "resume"  # elsewhere, from what the client has
+    RESTART = "restart"  # elsewhere, from nothing: the client has nothing
+    FAIL = "fail"
+
+
+class Losses:
+    """Decides what follows when a request's replica is lost, and in which words it ends.
+
+    Args:
+        limit: so many replicas may one request lose; one that kills them must not kill them all.
+        batch: of tier batch: its runner sends it again itself, from its journal.
+    """
+
+    def __init__(self, limit: int, *, batch: bool) -> None:
+        self._limit = limit
+        self._batch = batch
+        self._count = 0
+        self.next = Next.FAIL
+        self._why = ""
+
+    def after(self, lost: replica.Lost, emitted: Emitted, *, begun: bool) -> Next:
+        """Count a loss; returns what follows, and keeps it in `next`."""
+        planned = lost.kind is errors.Draining
+        self._count += not planned
+        why_not = emitted.why_not
+        if not planned and self._count >= self._limit:
+            self.next = Next.FAIL
+            self._why = (
+                f"the replica was lost, number {self._count} that worked on this request: it is set "
+                "aside, do not send it again as it is"
+            )
+        elif self._batch and lost.computed:
+            self.next = Next.FAIL
+            self._why = "the replica was lost during the answer: send the request again"
+        elif (begun or emitted.tokens) and not why_not:
+            self.next = Next.RESUME
+        elif not begun:
+            self.next = Next.RESTART
+        else:
+            self.next = Next.FAIL
+            self._why = (
+                "the replica was lost during the answer, which can't be resumed since "
+                f"{why_not}: send the request again"
+            )
+        return self.next
+
+    def error(self) -> errors.ReplicaLost:
+        """Return the error that a request ends in after `Next.FAIL`."""
+        again = None if self._count >= self._limit else 1.0
+        return errors.ReplicaLost(self._why, retry_after_s=again)
