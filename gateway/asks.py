@@ -1,70 +1,182 @@
-"""What a checked request needs of a replica, and whether any could ever give it. Pure."""
+"""What a request asks of admission, without its body, and what that needs of a replica. Pure.
+
+The worker that has read a body makes the `Asking`; the process that owns the model's queue makes the
+`Needs`, with what it knows of the fleet.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scheduler.contracts import errors, fleet, requests
-from scheduler.core import routing
+import msgspec
+
+from gateway import fingerprints, standing
+from scheduler.contracts import errors, requests
+from scheduler.core import outputs, prefixes, routing
+
+
+class Asking(msgspec.Struct, frozen=True, array_like=True):
+    """A request as admission sees it; it crosses to the admission process as it is.
+
+    Attributes:
+        arrived_us: UTC µs when the gateway had read the request.
+        deadline_us: UTC µs after which waiting is of no use, None: the tier's default.
+        version: exact version wanted, None: the route's choice.
+        seats: sequences at once.
+        prompt_tokens: of the longest prompt where they came as ids, else 0.
+        max_tokens: the most that each sequence may sample, 0 if not said.
+        chars: characters of the prompt's text, for an estimate of its tokens.
+        size: bytes that wait with it, roughly.
+        prefix: the prompt's fingerprints.
+        endpoint: the route's path.
+    """
+
+    request_id: str
+    model: str
+    tier: requests.Tier
+    team: str
+    user: str
+    key_id: str
+    arrived_us: int
+    deadline_us: int | None = None
+    version: str | None = None
+    adapter: str | None = None
+    seats: int = 1
+    prompt_tokens: int = 0
+    max_tokens: int = 0
+    chars: int = 0
+    size: int = 0
+    cache_hint: str | None = None
+    prefix: prefixes.Prefix = prefixes.NONE
+    endpoint: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Needs:
-    """A request's shape: requests with equal needs can take each other's place."""
+    """What a request needs of a replica.
+
+    Attributes:
+        context_tokens: prompt plus max_tokens where the prompt's length is known exactly, else 0.
+        prompt_tokens: of one sequence, estimated where it is not known.
+        output_tokens: of one sequence, estimated.
+        long: whether it belongs in the long-context pool.
+    """
 
     version: str
     adapter: str | None
     seats: int
-    context_tokens: int  # 0 where the prompt's length is not known before the engine sees it
+    context_tokens: int
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    long: bool = False
+
+    @property
+    def room_tokens(self) -> int:
+        """KV room for all sequences: they share the prompt's blocks, each has an output of its own."""
+        return self.prompt_tokens + self.seats * self.output_tokens
+
+    def shape(self, team: str) -> tuple[object, ...]:
+        """Return what decides with whom it may change places in the queue.
+
+        Long prompts are limited by team, so each team has a lane for them.
+        """
+        return (
+            self.version,
+            self.adapter,
+            self.seats,
+            outputs.room_class(self.room_tokens),
+            team if self.long else None,
+        )
 
 
-def needs(request: requests.InferenceRequest, view: fleet.FleetView, draw: float) -> Needs:
-    """Return what ``request`` needs, its version drawn by the route's weights.
+def of(request: requests.InferenceRequest, chunk_bytes: int = prefixes.CHUNK_BYTES) -> Asking:
+    """Return what ``request`` asks of admission.
+
+    Args:
+        request: the checked request.
+        chunk_bytes: of its prompt's fingerprints.
+    """
+    body, caller = request.body, request.caller
+    chars, size = _measured(body)
+    limit = body.get("max_completion_tokens") or body.get("max_tokens") or 0
+    return Asking(
+        request.request_id,
+        request.model,
+        request.tier,
+        caller.team,
+        caller.user,
+        caller.key_id,
+        request.arrived_us,
+        request.deadline_us,
+        request.version,
+        request.adapter,
+        sequences(body),
+        prompt_ids(body),
+        limit if isinstance(limit, int) else 0,
+        chars,
+        size,
+        request.cache_hint,
+        fingerprints.of(request, chunk_bytes),
+        request.endpoint.value,
+    )
+
+
+def needs(
+    asking: Asking, known: standing.Standing, draw: float, learned: outputs.Outputs, long_at: int
+) -> Needs:
+    """Return what ``asking`` needs, its version drawn by the route's weights.
+
+    Args:
+        asking: the request.
+        known: the fleet.
+        draw: random number in [0, 1).
+        learned: estimates of tokens.
+        long_at: prompt tokens from which a request is long, 0: never.
 
     Raises:
         errors.ModelNotFound: the route names no version.
         errors.ContextTooLong: prompt ids plus max_tokens exceed the context.
         errors.BadRequest: more sequences at once than any replica has seats.
     """
-    route = view.routes.get(request.model)
-    version = request.version or (routing.pick_version(route, draw) if route else None)
+    route = known.view.routes.get(asking.model)
+    version = asking.version or (routing.pick_version(route, draw) if route else None)
     if route is None or version is None:
         raise errors.ModelNotFound(
-            f"model {request.model}: it has no version in service; see /v1/models", param="model"
+            f"model {asking.model}: it has no version in service; see /v1/models", param="model"
         )
-    tokens = context_tokens(request.body)
+    tokens = asking.prompt_tokens + asking.max_tokens if asking.prompt_tokens else 0
     if tokens > route.max_context:
         raise errors.ContextTooLong(
-            f"the prompt and max_tokens need {tokens} tokens, the context of {request.model} is "
+            f"the prompt and max_tokens need {tokens} tokens, the context of {asking.model} is "
             f"{route.max_context}: shorten one of them"
         )
-    seats = sequences(request.body)
-    room = [
-        replica.spec.seats
-        - (replica.spec.reserved_seats if request.tier is requests.Tier.BATCH else 0)
-        for replica in view.replicas
-        if replica.spec.model == request.model
-    ]
-    if room and seats > max(room):
+    most = known.most_seats(asking.model, asking.tier)
+    if most is not None and asking.seats > most:
         raise errors.BadRequest(
-            f"the request asks for {seats} sequences at once, a replica of {request.model} runs "
-            f"{max(room)}: lower n or send fewer prompts"
+            f"the request asks for {asking.seats} sequences at once, a replica of {asking.model} "
+            f"runs {most}: lower n or send fewer prompts"
         )
-    return Needs(version, request.adapter, seats, tokens)
+    prompt = asking.prompt_tokens or learned.prompt_tokens(asking.model, asking.chars)
+    output = 0
+    if asking.endpoint != requests.Endpoint.EMBEDDINGS.value:
+        output = learned.output_tokens(asking.model, asking.team, asking.max_tokens)
+    # An estimate must not keep out what the engine would take: it knows the real length.
+    prompt = min(prompt, route.max_context)
+    output = min(output, max(0, route.max_context - prompt))
+    long = 0 < long_at <= prompt
+    return Needs(version, asking.adapter, asking.seats, tokens, prompt, output, long)
 
 
-def context_tokens(body: Mapping[str, Any]) -> int:
-    """Return prompt plus output tokens where the prompt came as token ids, else 0."""
+def prompt_ids(body: Mapping[str, Any]) -> int:
+    """Return the length of the longest prompt that came as token ids, else 0."""
     prompt = body.get("prompt")
     if not isinstance(prompt, list) or not prompt:
         return 0
     if isinstance(prompt[0], int):
-        length = len(prompt)
-    elif isinstance(prompt[0], list):
-        length = max(map(len, prompt))
-    else:
-        return 0
-    return length + int(body.get("max_tokens") or 0)
+        return len(prompt)
+    if isinstance(prompt[0], list):
+        return max(map(len, prompt))
+    return 0
 
 
 def sequences(body: Mapping[str, Any]) -> int:
@@ -74,3 +186,33 @@ def sequences(body: Mapping[str, Any]) -> int:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], Sequence):
         count = len(prompt)  # strings, or lists of ids; a flat list of ids is one prompt
     return count * int(body.get("n") or 1)
+
+
+def _measured(body: Mapping[str, Any]) -> tuple[int, int]:
+    """Return characters of text (of the longest prompt), and bytes that the body holds, roughly."""
+    chars = size = 0
+    for message in body.get("messages") or ():
+        content = message.get("content")
+        if isinstance(content, str):
+            chars += len(content)
+            continue
+        for part in content if isinstance(content, list) else ():
+            text = part.get("text") if isinstance(part, Mapping) else None
+            if isinstance(text, str):
+                chars += len(text)
+            else:
+                size += len(repr(part))  # a picture: many bytes, tokens that text does not foretell
+    tools = body.get("tools")
+    if tools:
+        chars += len(repr(tools))
+    for name in ("prompt", "input"):
+        prompt = body.get(name)
+        if isinstance(prompt, str):
+            chars += len(prompt)
+        elif isinstance(prompt, list) and prompt:
+            if isinstance(prompt[0], str):
+                size += sum(map(len, prompt))
+                chars += max(map(len, prompt))
+            else:
+                size += 4 * sum(len(one) if isinstance(one, list) else 1 for one in prompt)
+    return chars, chars + size

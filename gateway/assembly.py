@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 
-from gateway import dependencies, metrics, replica, requestpath, waiting
+from gateway import dependencies, local_room, metrics, replica, requestpath
 from scheduler.contracts import fleet
 
 
@@ -14,7 +14,7 @@ class Gateway:
     """The running parts of one gateway worker."""
 
     deps: dependencies.Dependencies
-    room: waiting.Room
+    room: local_room.LocalRoom
     path: requestpath.RequestPath
     metrics: metrics.Metrics
 
@@ -43,7 +43,7 @@ async def running(deps: dependencies.Dependencies) -> AsyncIterator[Gateway]:
     """Keep a gateway's parts running; a part that fails ends the block with its error."""
     numbers = metrics.Metrics()
     async with replica.Client(deps.settings) as client:
-        room = waiting.Room(deps)
+        room = local_room.LocalRoom(deps)
         path = requestpath.RequestPath(deps, room, client, numbers)
         gateway = Gateway(deps, room, path, numbers)
         tasks = [asyncio.create_task(part()) for part in (room.run, path.run, gateway.report)]

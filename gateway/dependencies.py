@@ -3,7 +3,7 @@
 import dataclasses
 
 from gateway import settings
-from scheduler.contracts import clock, ports, tracing, usage
+from scheduler.contracts import clock, ports, quota, tracing, usage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class Dependencies:
         clock: this process's time.
         cluster: the cluster's name, as usage rows carry it.
         tracer: where spans go.
+        quotas: what teams, users and keys may use.
     """
 
     settings: settings.GatewaySettings
@@ -27,3 +28,4 @@ class Dependencies:
     clock: clock.Clock
     cluster: str
     tracer: tracing.Tracer = tracing.NoTracer()  # noqa: RUF009 - has no state
+    quotas: quota.Quotas = quota.Unlimited()  # noqa: RUF009 - has no state

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from gateway import dependencies, dispatch, emitted, metrics, recording, replica, waiting
+from gateway import asks, dependencies, dispatch, emitted, metrics, recording, replica, waiting
 from scheduler.contracts import errors, frames, requests, resume, usage
 
 _TTFT_KEPT_S = 10.0
@@ -174,7 +174,7 @@ class RequestPath:
         begun = dispatch.given(request)
         sent = emitted.Emitted(begun)
         try:
-            waiter = self._room.enter(request)
+            waiter = self._room.enter(asks.of(request, self._settings.prefix_chunk_bytes))
         except errors.ForebayError as error:
             self._refused(request, 1, error)
             raise
@@ -184,7 +184,7 @@ class RequestPath:
         finally:
             if expiry is not None:
                 expiry.cancel()
-            self._room.leave(waiter)
+            self._room.leave(waiter, sent.spent)
 
     def _deadline(self, request: requests.InferenceRequest) -> asyncio.TimerHandle | None:
         """End the request, wherever it is, when the deadline that it named has passed."""
@@ -206,7 +206,7 @@ class RequestPath:
             job = dispatch.Job(
                 request=request,
                 number=number,
-                version=waiter.needs.version,
+                version=grant.version,
                 outlet=trip.outlet,
                 why_cancelled=lambda: live.why,
                 sent=sent,
@@ -257,7 +257,7 @@ class RequestPath:
     def _waited(
         self, request: requests.InferenceRequest, waiter: waiting.Waiter, reason: str
     ) -> None:
-        waited_s = self._clock.monotonic() - waiter.ticket.arrived
+        waited_s = self._clock.monotonic() - waiter.arrived
         self._metrics.queue_wait.labels(request.model, request.tier.value, reason).observe(waited_s)
 
     def _refused(

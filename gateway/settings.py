@@ -1,9 +1,11 @@
 """The [gateway] table of forebay.toml."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from scheduler.contracts import requests
 from scheduler.contracts.settings import setting
+from scheduler.core import admission, outputs, routing
 
 MIB = 1024 * 1024
 
@@ -48,6 +50,77 @@ class GatewaySettings:
         "Requests that may wait per model in all; past it the youngest batch is shed.",
         least=1,
     )
+    queue_interactive_bytes: int = setting(
+        128 * MIB,
+        "Bodies of interactive requests that may wait, per model: a queue of large ones fills memory "
+        "long before it is full by number.",
+        unit="bytes",
+        least=1024,
+    )
+    queue_standard_bytes: int = setting(
+        128 * MIB, "The same for tier standard.", unit="bytes", least=1024
+    )
+    queue_batch_bytes: int = setting(64 * MIB, "The same for tier batch.", unit="bytes", least=1024)
+    queue_total_bytes: int = setting(
+        256 * MIB, "Bodies that may wait per model in all.", unit="bytes", least=1024
+    )
+    fair_half_life_s: float = setting(
+        300.0,
+        "Half of what a team was served is forgotten after so long: a heavy morning is no reason to wait "
+        "in the afternoon, and a spike of a minute is remembered while it lasts.",
+        unit="s",
+        least=1,
+    )
+    fair_credit_tokens: float = setting(
+        10_000.0,
+        "Weighted tokens (prompt 1, cached 0.1, output 2) by which a team that comes back after a pause "
+        "may lead the others: a few requests, however long it was away.",
+        unit="tokens",
+        least=0,
+    )
+    team_shares: Mapping[str, float] = setting(
+        {}, "A team's share of a busy model, 1 where it is not named: with 2 it gets twice as much."
+    )
+    age_standard_s: float = setting(
+        30.0,
+        "Once a standard request has waited so long, every `age_turns`-th seat is for standard, so that "
+        "interactive requests can't hold it up for ever.",
+        unit="s",
+        least=0,
+    )
+    age_turns: int = setting(
+        8, "Every how many turns one is standard's, once it has aged; 8 leaves 7 of 8.", least=2
+    )
+    holdback: float = setting(
+        0.1,
+        "Part of a model's seats that standard leaves to interactive requests while these come; it takes "
+        "effect from 10 seats on.",
+        least=0,
+        most=0.9,
+    )
+    output_first_tokens: int = setting(
+        256,
+        "Tokens that an answer is thought to have before a team's own answers have told.",
+        unit="tokens",
+        least=1,
+    )
+    output_quantile: float = setting(
+        0.9,
+        "Part of a team's latest answers that the room kept for the next one would have held; the rest "
+        "is what the engine's own preemption is for.",
+        least=0,
+        most=1,
+    )
+    long_prompt_tokens: int = setting(
+        16384,
+        "Prompts of so many tokens and more go to the replicas set apart for them; 0: nowhere apart. A "
+        "prefill of 16k tokens holds up everybody in its replica for a second.",
+        unit="tokens",
+        least=0,
+    )
+    long_per_team: int = setting(
+        2, "Long prompts that one team may have in flight, per model.", least=1
+    )
     deadline_interactive_s: float = setting(
         60.0, "Longest wait for a replica, if the request names no deadline.", unit="s", least=0.1
     )
@@ -81,10 +154,51 @@ class GatewaySettings:
         900.0, "Longest silence before a whole (not streamed) answer.", unit="s", least=0.1
     )
     replica_attempts: int = setting(
-        3, "Dispatches of one request that may end in a lost replica.", least=1
+        2,
+        "A request that has lost so many replicas is failed: one that kills them must not kill them "
+        "all. Replicas that leave as planned don't count.",
+        least=1,
     )
     full_backoff_s: float = setting(
         0.05, "A replica that said full is not asked again for so long.", unit="s", least=0
+    )
+    sticky_factor: float = setting(
+        1.25,
+        "A replica keeps requests whose prefix it holds up to so many times the mean load in tokens; "
+        "beyond, they go where there is less to compute.",
+        least=1,
+    )
+    sticky_slack_tokens: int = setting(
+        2048,
+        "A replica with less work in flight is never too loaded for its prefixes: an engine takes so "
+        "much into its next step.",
+        unit="tokens",
+        least=0,
+    )
+    sticky_least_share: float = setting(
+        0.25,
+        "A cached prefix attracts a request only if it is this part of the prompt: else a system prompt "
+        "that all share would draw every new conversation to one replica.",
+        least=0,
+        most=1,
+    )
+    long_pool_share: float = setting(
+        0.25,
+        "Part of a model's replicas that take long prompts (`long_prompt_tokens`), at least one.",
+        least=0,
+        most=1,
+    )
+    prefix_chunk_bytes: int = setting(
+        2048,
+        "Text behind one fingerprint of a long prompt, the same on every host; 2 KB is about 500 tokens.",
+        unit="bytes",
+        least=64,
+    )
+    prefix_index_pairs: int = setting(
+        500_000,
+        "Chunks remembered per model, over all replicas: about 100 bytes each; what was not used for "
+        "the longest time goes first.",
+        least=1_000,
     )
     drain_s: float = setting(
         30.0, "After SIGTERM, how long running answers may take to end.", unit="s", least=0
@@ -128,6 +242,39 @@ class GatewaySettings:
             requests.Tier.STANDARD: self.queue_standard,
             requests.Tier.BATCH: self.queue_batch,
         }
+
+    def queue_rules(self) -> admission.Rules:
+        """Return what each model's queue goes by."""
+        sizes = {
+            requests.Tier.INTERACTIVE: self.queue_interactive_bytes,
+            requests.Tier.STANDARD: self.queue_standard_bytes,
+            requests.Tier.BATCH: self.queue_batch_bytes,
+        }
+        return admission.Rules(
+            {
+                tier: admission.Bound(most, sizes[tier])
+                for tier, most in self.queue_bounds().items()
+            },
+            admission.Bound(self.queue_total, self.queue_total_bytes),
+            self.fair_half_life_s,
+            self.age_standard_s,
+            self.age_turns,
+            self.team_shares,
+            self.fair_credit_tokens,
+        )
+
+    def routing_policy(self) -> routing.Policy:
+        """Return how routing weighs."""
+        return routing.Policy(
+            self.sticky_factor,
+            self.sticky_slack_tokens,
+            self.sticky_least_share,
+            self.long_pool_share,
+        )
+
+    def output_rules(self) -> outputs.Rules:
+        """Return how answers' lengths are estimated."""
+        return outputs.Rules(self.output_first_tokens, self.output_quantile)
 
     def deadline_s(self, tier: requests.Tier) -> float:
         """Return the longest wait of a tier in seconds."""

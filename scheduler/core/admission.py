@@ -1,55 +1,48 @@
 """Who waits, in which order, and who is refused: one bounded queue per model.
 
-Order: band (the tier), then first come, first served. Inside a band requests that need different
-things (another version, another context) stand in different lanes, so that one that can't be placed
-now holds up nobody but its equals. Fairness among teams has its place between band and lane.
-Nothing here knows the time: ``now`` is monotonic seconds, given by the caller.
+Order: band (the tier), inside a band teams by least attained service (`fairness`), inside a team earliest
+deadline first. Lanes keep requests of different shapes out of each other's way (`bands`).
+
+Standard can't starve: once its oldest has waited `Rules.age_s`, every `Rules.age_turns`-th turn is its own.
+Batch does not age: it has hours, is shed first, and what is shed waits on in the batch runner, which loses
+no line. Nothing here knows the time: ``now`` is monotonic seconds, given by the caller.
 """
 
-import bisect
-import collections
 import dataclasses
 import enum
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
 from scheduler.contracts import requests
+from scheduler.core import bands, drain, fairness, ordering
 
 Placed = TypeVar("Placed")
-
-MIN_RETRY_S = 1.0
-MAX_RETRY_S = 60.0
+Ticket = bands.Ticket
+Bound = bands.Bound
+_AGEING = requests.Tier.STANDARD
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Ticket:
-    """One waiting request.
+class Rules:
+    """What a queue goes by.
 
     Attributes:
-        request_id: whose it is.
-        tier: decides the band.
-        team: who pays.
-        arrived: monotonic seconds of its arrival.
-        deadline: monotonic seconds after which waiting is of no use, or None.
-        shape: what it needs of a replica; requests of one shape can take each other's place.
-        place: position given by `Queue.offer`; kept through every requeue.
+        bounds: how much may wait in each band.
+        total: how much may wait in all; past it the lowest band is shed first.
+        half_life_s: see `fairness.Service`.
+        age_s: wait after which standard has turns of its own.
+        age_turns: every how many turns one is standard's, once it has aged; at least 2.
+        shares: each team's part, 1 where not named.
+        credit: see `fairness.Service`.
     """
 
-    request_id: str
-    tier: requests.Tier
-    team: str
-    arrived: float
-    deadline: float | None = None
-    shape: Hashable = None
-    place: int = -1
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Bounds:
-    """How many may wait: in each band, and in the whole queue."""
-
-    per_tier: Mapping[requests.Tier, int]
-    total: int
+    bounds: Mapping[requests.Tier, Bound]
+    total: Bound
+    half_life_s: float = 300.0
+    age_s: float = 30.0
+    age_turns: int = 8
+    shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    credit: float = 0.0
 
 
 class Reason(enum.StrEnum):
@@ -62,7 +55,7 @@ class Reason(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Admitted:
-    """The ticket waits now; `shed` are the batch tickets that made room for it."""
+    """The ticket waits now; `shed` are those that had to make room for it."""
 
     ticket: Ticket
     shed: tuple[Ticket, ...] = ()
@@ -76,44 +69,23 @@ class Refused:
     retry_after_s: float
 
 
-class _Line:
-    """Tickets sorted by a key. A search is O(log n); the shift after it is one memmove."""
-
-    def __init__(self) -> None:
-        self._keys: list[tuple[float, int]] = []
-        self._tickets: dict[tuple[float, int], Ticket] = {}
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def add(self, key: tuple[float, int], ticket: Ticket) -> None:
-        bisect.insort(self._keys, key)
-        self._tickets[key] = ticket
-
-    def remove(self, key: tuple[float, int]) -> None:
-        del self._tickets[key]
-        del self._keys[bisect.bisect_left(self._keys, key)]
-
-    def first(self) -> Ticket | None:
-        return self._tickets[self._keys[0]] if self._keys else None
-
-    def last(self) -> Ticket | None:
-        return self._tickets[self._keys[-1]] if self._keys else None
-
-    def __iter__(self) -> Iterator[Ticket]:
-        return (self._tickets[key] for key in self._keys)
-
-
 class Queue:
     """The requests of one model that wait for a replica."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
         self._next_place = 0
         self._waiting: dict[str, Ticket] = {}
-        self._bands: dict[requests.Tier, _Line] = {tier: _Line() for tier in requests.Tier}
-        self._lanes: dict[tuple[requests.Tier, Hashable], _Line] = {}
-        self._deadlines = _Line()
+        self._size = 0
+        self._bands = {
+            tier: bands.Band(
+                rules.bounds[tier],
+                fairness.Service(rules.half_life_s, rules.shares, rules.credit),
+            )
+            for tier in requests.Tier
+        }
+        self._deadlines: ordering.Order[Ticket] = ordering.Order()
+        self._turns = 0  # of the highest band since the last that was standard's own
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -121,51 +93,65 @@ class Queue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
 
+    @property
+    def size(self) -> int:
+        """Bytes that wait."""
+        return self._size
+
     def waiting(self) -> dict[str, int]:
         """Return how many wait, by tier, zeros included."""
-        return {tier.value: len(self._bands[tier]) for tier in requests.Tier}
+        return {tier.value: len(band) for tier, band in self._bands.items()}
 
     def oldest(self, tier: requests.Tier) -> Ticket | None:
-        """Return the head of a band."""
-        return self._bands[tier].first()
+        """Return who has waited longest in a band."""
+        return self._bands[tier].oldest()
 
-    def tickets(self) -> tuple[Ticket, ...]:
-        """Return everybody who waits, in order."""
-        return tuple(ticket for tier in requests.Tier for ticket in self._bands[tier])
+    def attained(self, tier: requests.Tier, team: str, now: float) -> float:
+        """Return the weighted tokens that a team has had in a band, decayed to ``now``."""
+        return self._bands[tier].service.attained(team, now)
+
+    def shapes(self) -> set[Hashable]:
+        """Return what those who wait need."""
+        return {shape for band in self._bands.values() for shape in band.shapes()}
 
     def offer(self, ticket: Ticket, *, now: float, drain_per_s: float | None) -> Admitted | Refused:
         """Let a request wait, or refuse it with the reason.
 
         Args:
-            ticket: the request; its `place` is ignored.
+            ticket: the request; the queue's from now on.
             now: monotonic seconds.
-            drain_per_s: departures per second measured on this ticket's band while somebody
-                waited, or None where that is not known.
+            drain_per_s: departures per second measured on this ticket's band while somebody waited, or
+                None where that is not known.
         """
         if ticket.deadline is not None and ticket.deadline <= now:
-            return Refused(Reason.EXPIRED, MIN_RETRY_S)
-        ahead = sum(
-            len(line) for tier, line in self._bands.items() if tier.band <= ticket.tier.band
-        )
+            return Refused(Reason.EXPIRED, drain.MIN_RETRY_S)
         if drain_per_s and ticket.deadline is not None:
-            late_s = now + (ahead + 1) / drain_per_s - ticket.deadline
+            late_s = now + self._ahead(ticket) / drain_per_s - ticket.deadline
             if late_s > 0:
-                return Refused(Reason.UNMEETABLE, _clamp(late_s))
-        if len(self._bands[ticket.tier]) >= self._bounds.per_tier[ticket.tier]:
-            return Refused(Reason.QUEUE_FULL, retry_after_s(1, drain_per_s))
-        shed: tuple[Ticket, ...] = ()
-        if len(self._waiting) >= self._bounds.total:
-            victim = self._bands[requests.Tier.BATCH].last()
-            if victim is None or ticket.tier is requests.Tier.BATCH:
-                return Refused(Reason.QUEUE_FULL, retry_after_s(1, drain_per_s))
+                return Refused(Reason.UNMEETABLE, drain.clamp(late_s))
+        shed = self._room_for(ticket)
+        if shed is None:
+            return Refused(Reason.QUEUE_FULL, drain.retry_after_s(1, drain_per_s))
+        for victim in shed:
             self.remove(victim.request_id)
-            shed = (victim,)
-        admitted = dataclasses.replace(ticket, place=self._next_place)
+        ticket.place = self._next_place
         self._next_place += 1
-        self._insert(admitted)
-        return Admitted(admitted, shed)
+        self._insert(ticket, now)
+        return Admitted(ticket, tuple(shed))
 
-    def requeue(self, ticket: Ticket) -> None:
+    def pass_by(self, ticket: Ticket, now: float) -> None:
+        """Let a ticket go without having waited: its team is charged, and it may be requeued."""
+        ticket.place = self._next_place
+        self._next_place += 1
+        self._bands[ticket.tier].charge(ticket.team, ticket.cost, now, served=True)
+
+    def settle(self, ticket: Ticket, cost: float, now: float) -> None:
+        """Replace what was charged when the ticket went by what it has cost."""
+        if cost != ticket.cost:
+            self._bands[ticket.tier].charge(ticket.team, cost - ticket.cost, now)
+            ticket.cost = cost
+
+    def requeue(self, ticket: Ticket, now: float) -> None:
         """Let a ticket that was taken wait again at its old place; bounds do not apply.
 
         Raises:
@@ -173,103 +159,131 @@ class Queue:
         """
         if ticket.place < 0 or ticket.request_id in self._waiting:
             raise ValueError(f"ticket {ticket.request_id} was not taken from this queue")
-        self._insert(ticket)
+        self._bands[ticket.tier].charge(ticket.team, -ticket.cost, now)
+        self._insert(ticket, now, first=True)
 
-    def take(self, place: Callable[[Ticket], Placed | None]) -> tuple[Ticket, Placed] | None:
+    def take(
+        self,
+        place: Callable[[Ticket], Placed | None],
+        now: float,
+        closed: frozenset[requests.Tier] = frozenset(),
+    ) -> tuple[Ticket, Placed] | None:
         """Take the first ticket for which ``place`` finds something.
 
         Args:
-            place: returns where the ticket goes, or None if nothing takes its shape now. It is
-                asked once a lane: what has no room for the head has none for those behind it.
+            place: see `bands.Band.take`.
+            now: monotonic seconds.
+            closed: bands that need not be asked: nothing has room for them.
 
         Returns:
             The ticket, which no longer waits, and what ``place`` returned; None if nobody can go.
         """
-        for tier in requests.Tier:
-            heads = [line.first() for (band, _), line in list(self._lanes.items()) if band is tier]
-            for head in sorted((head for head in heads if head), key=lambda head: head.place):
-                found = place(head)
-                if found is not None:
-                    self.remove(head.request_id)
-                    return head, found
+        if not self._waiting:
+            return None
+        for tier in self._turn_order(now):
+            band = self._bands[tier]
+            if tier in closed or not len(band):
+                continue
+            found = band.take(place, now)
+            if found is not None:
+                self._forget(found[0])
+                self._turns = 0 if tier is _AGEING else self._turns + 1
+                return found
         return None
 
     def remove(self, request_id: str) -> Ticket | None:
         """Forget a ticket that waits (its caller left); None if it does not wait."""
-        ticket = self._waiting.pop(request_id, None)
+        ticket = self._waiting.get(request_id)
         if ticket is None:
             return None
-        key = (float(ticket.place), ticket.place)
-        self._bands[ticket.tier].remove(key)
-        lane = self._lanes[ticket.tier, ticket.shape]
-        lane.remove(key)
-        if not len(lane):
-            del self._lanes[ticket.tier, ticket.shape]
-        if ticket.deadline is not None:
-            self._deadlines.remove((ticket.deadline, ticket.place))
+        self._bands[ticket.tier].remove(ticket)
+        self._forget(ticket)
         return ticket
 
     def expire(self, now: float) -> tuple[Ticket, ...]:
         """Remove and return the tickets whose deadline has passed."""
         gone: list[Ticket] = []
-        while (first := self._deadlines.first()) is not None:
-            if first.deadline is None or first.deadline > now:
-                break
-            self.remove(first.request_id)
-            gone.append(first)
+        while (first := self._deadlines.first()) is not None and first[0][0] <= now:
+            self.remove(first[1].request_id)
+            gone.append(first[1])
         return tuple(gone)
 
-    def reshape(self, shape: Callable[[Ticket], Hashable]) -> None:
+    def drop(self, shape: Hashable) -> tuple[Ticket, ...]:
+        """Remove and return everybody who needs ``shape``: nothing will ever take it."""
+        gone = tuple(ticket for band in self._bands.values() for ticket in band.of_shape(shape))
+        for ticket in gone:
+            self.remove(ticket.request_id)
+        return gone
+
+    def reshape(self, shape: Callable[[Ticket], Hashable], now: float) -> None:
         """Ask ``shape`` anew for everybody who waits (the route's weights have changed)."""
-        for ticket in self.tickets():
-            wanted = shape(ticket)
-            if wanted != ticket.shape:
-                self.remove(ticket.request_id)
-                self._insert(dataclasses.replace(ticket, shape=wanted))
+        for band in self._bands.values():
+            for ticket in list(band):
+                wanted = shape(ticket)
+                if wanted != ticket.shape:
+                    band.remove(ticket)
+                    ticket.shape = wanted
+                    band.add(ticket, now)
 
-    def _insert(self, ticket: Ticket) -> None:
-        key = (float(ticket.place), ticket.place)
-        self._waiting[ticket.request_id] = ticket
-        self._bands[ticket.tier].add(key, ticket)
-        self._lanes.setdefault((ticket.tier, ticket.shape), _Line()).add(key, ticket)
-        if ticket.deadline is not None:
-            self._deadlines.add((ticket.deadline, ticket.place), ticket)
+    def _turn_order(self, now: float) -> tuple[requests.Tier, ...]:
+        aged = self._bands[_AGEING].oldest()
+        if (
+            aged is not None
+            and now - aged.arrived >= self._rules.age_s
+            and self._turns + 1 >= self._rules.age_turns
+        ):
+            return (_AGEING, *(tier for tier in requests.Tier if tier is not _AGEING))
+        return tuple(requests.Tier)
 
+    def _ahead(self, ticket: Ticket) -> int:
+        """Return how many of the band go until it was this ticket's turn, itself included.
 
-class DrainRate:
-    """Departures of one band a second, counted only while somebody waits.
+        Teams take turns, so it waits for its own team's and for as many of each other team. (Turns are
+        of equal service, not of equal number: right where teams ask for requests of like size.)
+        """
+        band = self._bands[ticket.tier]
+        own = band.waiting(ticket.team) + 1
+        others = band.teams - (1 if own > 1 else 0)
+        return min(len(band) + 1, own * (others + 1))
 
-    Without that condition a quiet band would look slow, and refuse what it could serve at once.
-
-    Args:
-        window_s: how far back it looks.
-        least: departures in the window that make the number worth believing.
-    """
-
-    def __init__(self, window_s: float = 10.0, least: int = 5) -> None:
-        self._window_s = window_s
-        self._least = least
-        self._departures: collections.deque[float] = collections.deque(maxlen=1024)
-
-    def departed(self, now: float, *, others_wait: bool) -> None:
-        """Note that a request of the band was dispatched."""
-        if others_wait:
-            self._departures.append(now)
-
-    def per_s(self, now: float) -> float | None:
-        """Return the rate, or None where too little was seen."""
-        while self._departures and self._departures[0] < now - self._window_s:
-            self._departures.popleft()
-        if len(self._departures) < self._least:
+    def _room_for(self, ticket: Ticket) -> list[Ticket] | None:
+        """Return who must go so that the bounds hold, or None if the ticket itself may not wait."""
+        shed: list[Ticket] = []
+        band = self._bands[ticket.tier]
+        if ticket.size > min(band.bound.size, self._rules.total.size):
             return None
-        # From the first departure to now: a band that has stalled since is getting slower.
-        return len(self._departures) / max(now - self._departures[0], 0.001)
+        if band.full(ticket.size):
+            found = band.victim()
+            # Who takes the place of another's must hold less with it than the other holds now.
+            if found is None or found[0] <= band.part(ticket.team, ticket.size):
+                return None
+            shed.append(found[1])
+            if band.size - found[1].size + ticket.size > band.bound.size:
+                return None  # one for one: a large body does not push out several small ones
+        count, size = len(self._waiting) + 1 - len(shed), self._size + ticket.size
+        size -= sum(victim.size for victim in shed)
+        total = self._rules.total
+        if count <= total.requests and size <= total.size:
+            return shed
+        for tier in reversed(requests.Tier):
+            lower = self._bands[tier]
+            if tier.band <= ticket.tier.band:
+                break
+            found = lower.victim()
+            if found is None:
+                continue
+            if count - 1 <= total.requests and size - found[1].size <= total.size:
+                return [*shed, found[1]]
+        return None
 
+    def _insert(self, ticket: Ticket, now: float, *, first: bool = False) -> None:
+        self._waiting[ticket.request_id] = ticket
+        self._size += ticket.size
+        self._bands[ticket.tier].add(ticket, now, first=first)
+        if ticket.deadline is not None:
+            self._deadlines.put(ticket.request_id, (ticket.deadline, ticket.place), ticket)
 
-def retry_after_s(places: int, drain_per_s: float | None) -> float:
-    """Return seconds until ``places`` have left at the measured rate, between 1 and 60."""
-    return _clamp(places / drain_per_s if drain_per_s else MIN_RETRY_S)
-
-
-def _clamp(seconds: float) -> float:
-    return min(MAX_RETRY_S, max(MIN_RETRY_S, seconds))
+    def _forget(self, ticket: Ticket) -> None:
+        del self._waiting[ticket.request_id]
+        self._size -= ticket.size
+        self._deadlines.discard(ticket.request_id)

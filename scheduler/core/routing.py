@@ -1,22 +1,39 @@
 """Which replica takes a request: filters say who may, scorers in [0, 1] who should, a picker who does.
 
-Pure: the random numbers, the round-robin turn, the load and the age of the statistics are arguments.
+Pure: the random numbers, the time, the load and who holds which prefix are arguments. Filters that
+change only with a view are settled in `candidates`; those here look at what changes with each request.
 """
 
 import bisect
 import dataclasses
 import enum
-import hashlib
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from scheduler.contracts import fleet, ids, requests
-from scheduler.core import load
+from scheduler.core import candidates, prefixes
+from scheduler.core.candidates import Member
 
-STALE_AFTER_S = 1.0  # statistics come each 200 ms; five in a row missing is an outage
-STICKY_FACTOR = 1.25  # bounded load: a replica keeps its prefixes up to 25 % above the mean
-# (Mirrokni, Thorup, Zadimoghaddam: Consistent Hashing with Bounded Loads)
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Policy:
+    """How routing weighs.
+
+    Attributes:
+        factor: bounded load: a replica keeps its prefixes up to this multiple of the mean load (Mirrokni,
+            Thorup, Zadimoghaddam: Consistent Hashing with Bounded Loads; they show 1.25 to move little).
+        slack_tokens: a replica with less work than this is never saturated: what its engine takes into
+            its next step or two (vLLM's max-num-batched-tokens is 2,048 to 8,192) costs no waiting.
+        least_share: a cached prefix that is a smaller part of the prompt attracts nothing: else a system
+            prompt that all share would draw every new conversation to the replica that had it first.
+        long_share: part of a model's replicas that are this pool.
+    """
+
+    factor: float = 1.25
+    slack_tokens: int = 2048
+    least_share: float = 0.25
+    long_share: float = 0.25
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,7 +43,10 @@ class Ask:
     Attributes:
         context_tokens: prompt plus output, as far as known; 0 if not known.
         seats: sequences that it runs at once.
-        home: the replica that is thought to hold its prefix, if one is.
+        prompt_tokens: the prompt, estimated; 0 if not known.
+        output_tokens: what its sequences will sample together, estimated; 0 if not known.
+        long: whether it belongs in the long-context pool.
+        prefix: the prompt's fingerprints.
         hint: the caller's key for requests that share a prefix, or None.
     """
 
@@ -36,23 +56,16 @@ class Ask:
     adapter: str | None = None
     context_tokens: int = 0
     seats: int = 1
-    home: ids.ReplicaId | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    long: bool = False
+    prefix: prefixes.Prefix = prefixes.NONE
     hint: str | None = None
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Heard:
-    """A replica's newest statistics, seen from here.
-
-    Attributes:
-        age_s: seconds since they last changed.
-        urgent: seats that our interactive and standard requests held there at that time.
-        batch: seats that our batch requests held there at that time.
-    """
-
-    age_s: float
-    urgent: int = 0
-    batch: int = 0
+    @property
+    def kv_tokens(self) -> int:
+        """KV cache that it will come to hold, in tokens."""
+        return (self.prompt_tokens + self.output_tokens) if self.prompt_tokens else 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,35 +73,35 @@ class Situation:
     """What is known when a request is to be placed.
 
     Attributes:
-        replicas: every replica of the newest view.
-        loads: what this gateway has in flight.
-        heard: per replica, when its statistics last changed; missing means never.
+        fleet: the newest view, made ready.
+        now: monotonic seconds.
+        held: who is thought to hold how much of the prompt, as a share of it.
+        key: the first fingerprint of the prompt that nobody holds, or None without fingerprints.
+        adapter_share: part of the model's traffic that asks for this adapter.
         dead: per replica, the newest incarnation that is known to be gone.
         full: replicas that said "full" a moment ago, to this band's kind of request.
         draw: a random number in [0, 1) that breaks ties.
         turn: grows by one with each request, for round-robin without statistics.
     """
 
-    replicas: Sequence[fleet.Replica]
-    loads: load.Loads
-    heard: Mapping[ids.ReplicaId, "Heard"]
+    fleet: candidates.Fleet
+    now: float = 0.0
+    held: Mapping[ids.ReplicaId, float] = dataclasses.field(default_factory=dict)
+    key: int | None = None
+    adapter_share: float = 0.0
     dead: Mapping[ids.ReplicaId, int] = dataclasses.field(default_factory=dict)
-    full: frozenset[ids.ReplicaId] = frozenset()
+    full: AbstractSet[ids.ReplicaId] = frozenset()
     draw: float = 0.0
     turn: int = 0
-
-    def stale(self, replica: fleet.Replica) -> bool:
-        """Whether nothing new was heard of ``replica`` for more than a second."""
-        heard = self.heard.get(replica.replica_id)
-        return heard is None or heard.age_s > STALE_AFTER_S
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Choice:
-    """The replica, and why it was it."""
+    """The replica, why it was it, and the part of the prompt that it is thought to hold."""
 
     replica: fleet.Replica
     reason: str
+    cached_share: float = 0.0
 
 
 class Outlook(enum.StrEnum):
@@ -120,12 +133,13 @@ def outlook(
     dead: Mapping[ids.ReplicaId, int] | None = None,
 ) -> Outlook:
     """Return whether a replica of ``model`` (and ``version``, if given) serves, or is on its way."""
+    gone = dead or {}
     states = {
         replica.state
         for replica in replicas
         if replica.spec.model == model
         and version in (None, replica.spec.version)
-        and _alive(replica, dead or {})
+        and replica.incarnation > gone.get(replica.replica_id, -1)
     }
     if fleet.ReplicaState.SERVING in states:
         return Outlook.SERVING
@@ -133,155 +147,170 @@ def outlook(
     return Outlook.COMING if states & coming else Outlook.NONE
 
 
-def choose(ask: Ask, situation: Situation) -> Choice | None:
+DEFAULT = Policy()
+
+
+def choose(ask: Ask, at: Situation, policy: Policy = DEFAULT) -> Choice | None:
     """Place a request, or return None where no replica can take it now."""
-    eligible = [
-        replica
-        for replica in situation.replicas
-        if all(passes(ask, replica, situation) for passes in FILTERS)
-    ]
-    if not eligible:
+    batch = ask.tier is requests.Tier.BATCH
+    group = at.fleet.group(ask.model, ask.version, ask.adapter, batch=batch)
+    if group is None:
         return None
-    if all(situation.stale(replica) for replica in eligible):
-        eligible.sort(key=lambda replica: replica.replica_id)
-        return Choice(eligible[situation.turn % len(eligible)], "round-robin: stale statistics")
-    sticky = _sticky(ask, eligible, situation)
-    if sticky is not None:
-        return sticky
-    scores = [
-        sum(weight * scorer(replica, situation) for scorer, weight in SCORERS)
-        for replica in eligible
-    ]
-    best = max(scores)
-    ties = [replica for replica, score in zip(eligible, scores, strict=True) if best - score < 1e-9]
-    return Choice(ties[int(situation.draw * len(ties))], "least in flight")
-
-
-def _sticky(ask: Ask, eligible: Sequence[fleet.Replica], situation: Situation) -> Choice | None:
-    """Return the replica that holds the request's prefix, unless its load is beyond the bound."""
-    totals = {r.replica_id: situation.loads.total(r.replica_id) for r in eligible}
-    bound = math.ceil(STICKY_FACTOR * (sum(totals.values()) + 1) / len(eligible))
-    below = [replica for replica in eligible if totals[replica.replica_id] < bound]
-    if ask.home is not None:
-        for replica in below:
-            if replica.replica_id == ask.home:
-                return Choice(replica, "prefix is there")
-    if ask.hint is None:
+    able = _able(ask, group, at)
+    if not able:
         return None
-    hint = ask.hint
-    return Choice(max(below, key=lambda r: _rendezvous(hint, r.replica_id)), "cache hint")
+    if group.stale(at.now):
+        return Choice(able[at.turn % len(able)].replica, "round-robin: stale statistics")
+    field = _Field(ask, at, policy, group, able)
+    for reason, scorer in SCORERS:
+        scores = scorer(field)
+        if scores:
+            return _pick(field, scores, reason)
+    chosen = _least(field, able)
+    return Choice(chosen.replica, "least work in flight", at.held.get(chosen.replica_id, 0.0))
 
 
-def _rendezvous(key: str, replica_id: ids.ReplicaId) -> bytes:
-    """Return the replica's claim on a key; the highest claim wins and few keys move with a replica."""
-    text = f"{key}\0{replica_id}".encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(text, digest_size=8).digest()
-
-
-def _alive(replica: fleet.Replica, dead: Mapping[ids.ReplicaId, int]) -> bool:
-    return replica.incarnation > dead.get(replica.replica_id, -1)
-
-
-def _serves(ask: Ask, replica: fleet.Replica, situation: Situation) -> bool:
-    return (
-        replica.state is fleet.ReplicaState.SERVING
-        and replica.address != ""
-        and _alive(replica, situation.dead)
-    )
-
-
-def _right_model(ask: Ask, replica: fleet.Replica, situation: Situation) -> bool:
-    spec = replica.spec
-    return (
-        spec.model == ask.model
-        and spec.version == ask.version
-        and (ask.adapter is None or ask.adapter in spec.adapters)
-    )
-
-
-def _context_fits(ask: Ask, replica: fleet.Replica, situation: Situation) -> bool:
-    return ask.context_tokens <= replica.spec.max_context
-
-
-def _role_allows(ask: Ask, replica: fleet.Replica, situation: Situation) -> bool:
+def _able(ask: Ask, group: candidates.Group, at: Situation) -> list[Member]:
+    """Return the members that have room now, in the order of their ids."""
+    seats, kv = ask.seats, ask.kv_tokens
     if ask.tier is requests.Tier.BATCH:
-        return replica.role is not fleet.Role.INTERACTIVE
-    return replica.role is not fleet.Role.BATCH
+        able = [m for m in group.members if batch_room(m, at.now) >= seats and _kv_batch(m, kv)]
+    else:
+        # Batch does not count: the replica aborts it for us (rung 0). An idle replica takes anything:
+        # what does not fit its KV cache at all is for the engine to refuse, in its own words.
+        able = [
+            m
+            for m in group.members
+            if (held := m.load).urgent + seats <= m.seats
+            and (held.urgent_kv + kv <= m.kv_limit or not held.urgent)
+        ]
+    if ask.context_tokens > group.least_context:
+        able = [m for m in able if ask.context_tokens <= m.replica.spec.max_context]
+    if at.full:
+        able = [m for m in able if m.replica_id not in at.full]
+    if at.dead:
+        able = [m for m in able if m.replica.incarnation > at.dead.get(m.replica_id, -1)]
+    if ask.long:
+        able = [m for m in able if m.replica_id in group.longs]
+    return able
 
 
-def _has_room(ask: Ask, replica: fleet.Replica, situation: Situation) -> bool:
-    """Cap what is in flight: the replica's own "full" is the last word, this saves the asking."""
-    if replica.replica_id in situation.full:
-        return False
-    if ask.tier is not requests.Tier.BATCH:
-        # Batch does not count: the replica aborts it for us (rung 0).
-        return situation.loads.urgent(replica.replica_id) + ask.seats <= replica.spec.seats
-    return batch_room(replica, situation) >= ask.seats
+def _kv_batch(member: Member, kv_tokens: int) -> bool:
+    held = member.load
+    ours = held.urgent_kv + held.batch_kv
+    return ours + kv_tokens <= member.kv_limit or not (held.urgent or held.batch)
 
 
-def batch_room(replica: fleet.Replica, situation: Situation) -> int:
+def batch_room(member: Member, now: float) -> int:
     """Return how many more seats batch may take on a replica.
 
     With fresh statistics our own count decides and the replica corrects it. With stale ones batch never
     adds more than the seats that are known to be free: what others held when they came counts as held
     still. A replica that was never heard of gets none.
     """
-    urgent = situation.loads.urgent(replica.replica_id)
-    batch = situation.loads.batch(replica.replica_id)
-    if situation.stale(replica):
-        heard = situation.heard.get(replica.replica_id)
-        if replica.stats is None or heard is None:
+    replica, held = member.replica, member.load
+    urgent, batch = held.urgent, held.batch
+    if member.stale(now):
+        if replica.stats is None:
             return 0
-        urgent += max(0, replica.stats.interactive - heard.urgent)
-        batch += max(0, replica.stats.batch - heard.batch)
+        urgent += max(0, replica.stats.interactive - member.heard_urgent)
+        batch += max(0, replica.stats.batch - member.heard_batch)
     reserved = 0 if replica.role is fleet.Role.BATCH else replica.spec.reserved_seats
     return replica.spec.seats - reserved - urgent - batch
 
 
-FILTERS: tuple[Callable[[Ask, fleet.Replica, Situation], bool], ...] = (
-    _right_model,
-    _serves,
-    _role_allows,
-    _context_fits,
-    _has_room,
+class _Field:
+    """The members that have room, and the load beyond which one of them is saturated."""
+
+    __slots__ = ("able", "ask", "at", "bound", "group", "policy")
+
+    def __init__(
+        self,
+        ask: Ask,
+        at: Situation,
+        policy: Policy,
+        group: candidates.Group,
+        able: list[Member],
+    ) -> None:
+        self.ask, self.at, self.policy, self.group, self.able = ask, at, policy, group, able
+        total = sum([m.load.tokens for m in group.members]) + ask.prompt_tokens + ask.output_tokens
+        self.bound = max(policy.slack_tokens, policy.factor * total / len(group.members))
+
+    def saturated(self, member: Member, cached_share: float = 0.0) -> bool:
+        """Whether the request would bring a member beyond the bound; never an idle one."""
+        held = member.load.tokens
+        own = self.ask.prompt_tokens * (1 - cached_share) + self.ask.output_tokens
+        return held > 0 and held + own > self.bound
+
+
+def _holders(field: _Field) -> dict[Member, float]:
+    """Score by the cached part of the prompt, where that is worth something and there is room."""
+    held, least = field.at.held, field.policy.least_share
+    if not held:
+        return {}
+    found = {}
+    for member in field.able:
+        share = held.get(member.replica_id, 0.0)
+        if share >= least and not field.saturated(member, share):
+            found[member] = share
+    return found
+
+
+def _hinted(field: _Field) -> dict[Member, float]:
+    """Score 1 for the replica with the highest claim on the caller's cache hint, of those with room."""
+    if field.ask.hint is None:
+        return {}
+    key = candidates.hash_of(field.ask.hint)
+    best = max(field.able, key=lambda member: member.claim(key))
+    if not field.saturated(best):
+        return {best: 1.0}
+    rest = [member for member in field.able if not field.saturated(member)]
+    return {max(rest, key=lambda member: member.claim(key)): 1.0} if rest else {}
+
+
+def _adapted(field: _Field) -> dict[Member, float]:
+    """Score 1 for the replicas that an adapter is kept on: as many as its part of the traffic needs."""
+    adapter, members = field.ask.adapter, field.group.members
+    width = max(1, round(field.at.adapter_share * field.policy.factor * len(members)))
+    if adapter is None or width >= len(members):
+        return {}
+    kept = field.group.ranked(adapter)[:width]
+    able = set(field.able)
+    return {member: 1.0 for member in kept if member in able and not field.saturated(member)}
+
+
+Scorer = Callable[[_Field], Mapping[Member, float]]
+SCORERS: tuple[tuple[str, Scorer], ...] = (
+    ("prefix is there", _holders),
+    ("cache hint", _hinted),
+    ("adapter is there", _adapted),
 )
+"""In the order of what they save; each scores, in (0, 1], only replicas that it would have, and the next
+is asked only where it would have none. What a swap of adapters costs is less than a prefill saved."""
 
 
-def _idle(replica: fleet.Replica, situation: Situation) -> float:
-    """Score 1 for an empty replica, 0 for one with every seat taken by us."""
-    seats = max(1, replica.spec.seats)
-    return max(0.0, 1 - situation.loads.total(replica.replica_id) / seats)
+def _pick(field: _Field, scores: Mapping[Member, float], reason: str) -> Choice:
+    """Return the best by score, among equals the one with the least work."""
+    best = max(scores.values())
+    ties = [member for member, score in scores.items() if score == best]
+    chosen = _least(field, ties)
+    return Choice(chosen.replica, reason, field.at.held.get(chosen.replica_id, 0.0))
 
 
-SCORERS: tuple[tuple[Callable[[fleet.Replica, Situation], float], float], ...] = ((_idle, 1.0),)
+def _least(field: _Field, members: Sequence[Member]) -> Member:
+    """Return the member with the least work in flight.
 
-
-class Freshness:
-    """When each replica's statistics last changed, by the receiver's own monotonic clock.
-
-    The time stamp in them is another machine's, so only its change is looked at: a view that keeps
-    coming with frozen statistics is as stale as one that no longer comes.
+    Among equals a new prefix goes where its hash says, so that workers and hosts agree on it; what has
+    none is drawn.
     """
-
-    def __init__(self) -> None:
-        self._seen: dict[ids.ReplicaId, tuple[int, float, int, int]] = {}
-
-    def observe(self, replicas: Sequence[fleet.Replica], loads: load.Loads, now: float) -> None:
-        """Take in a view that came at ``now``, while we had ``loads`` in flight."""
-        fresh: dict[ids.ReplicaId, tuple[int, float, int, int]] = {}
-        for replica in replicas:
-            if replica.stats is None:
-                continue
-            name, stamp = replica.replica_id, replica.stats.at_us
-            before = self._seen.get(name)
-            if before is None or before[0] != stamp:
-                before = (stamp, now, loads.urgent(name), loads.batch(name))
-            fresh[name] = before
-        self._seen = fresh
-
-    def heard(self, now: float) -> dict[ids.ReplicaId, Heard]:
-        """Return what was heard of each replica, as of ``now``."""
-        return {
-            name: Heard(now - at, urgent, batch)
-            for name, (_, at, urgent, batch) in self._seen.items()
-        }
+    if len(members) == 1:
+        return members[0]
+    tokens = [member.load.tokens for member in members]
+    least = min(tokens)
+    ties = [member for member, has in zip(members, tokens, strict=True) if has == least]
+    if len(ties) == 1:
+        return ties[0]
+    key = field.at.key
+    if key is None:
+        return ties[int(field.at.draw * len(ties))]
+    return max(ties, key=lambda member: member.claim(key))

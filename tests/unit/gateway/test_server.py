@@ -38,7 +38,7 @@ async def test_a_part_that_fails_ends_the_gateway(monkeypatch: pytest.MonkeyPatc
 
     async def serve() -> None:
         async with harness.gateway(harness.make_view([])) as served:
-            monkeypatch.setattr("gateway.waiting.Room.tick", lambda self: broken())
+            monkeypatch.setattr("gateway.local_room.LocalRoom.tick", lambda self: broken())
             await served.task
 
     with pytest.raises(RuntimeError, match="fell down"):

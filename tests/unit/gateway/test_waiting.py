@@ -6,30 +6,37 @@ from typing import Any
 
 import pytest
 
-from gateway import affinity, dependencies, settings, waiting
+from gateway import affinity, asks, dependencies, local_room, settings, waiting
 from scheduler.contracts import clock, errors, fleet, ids, ports, requests, usage
 from tests.unit.gateway import harness
 
 I, B = requests.Tier.INTERACTIVE, requests.Tier.BATCH  # noqa: E741 - tiers
 
 
-def ask(name: str, tier: requests.Tier = I, **fields: Any) -> requests.InferenceRequest:
+NOW_US = clock.FakeClock().wall_us()
+
+
+def ask(name: str, tier: requests.Tier = I, **fields: Any) -> asks.Asking:
+    return asks.of(inference(name, tier, **fields))
+
+
+def inference(name: str, tier: requests.Tier = I, **fields: Any) -> requests.InferenceRequest:
     return requests.InferenceRequest(
         request_id=ids.RequestId(name),
         endpoint=requests.Endpoint.CHAT,
         body=fields.pop("body", harness.chat_body()),
         model="chat",
         tier=tier,
-        caller=harness.ANN,
+        caller=fields.pop("caller", harness.ANN),
         stream=False,
-        arrived_us=0,
+        arrived_us=fields.pop("arrived_us", NOW_US),
         **fields,
     )
 
 
 def room(
     time: clock.FakeClock, view: fleet.FleetView, draw: float = 0.0, **options: Any
-) -> tuple[waiting.Room, ports.StaticFleet]:
+) -> tuple[local_room.LocalRoom, ports.StaticFleet]:
     source = ports.StaticFleet(view)
     deps = dependencies.Dependencies(
         settings.GatewaySettings(**options),
@@ -39,10 +46,10 @@ def room(
         time,
         "c1",
     )
-    return waiting.Room(deps, lambda: draw), source
+    return local_room.LocalRoom(deps, lambda: draw), source
 
 
-async def outcome(made: waiting.Room, waiter: waiting.Waiter) -> str:
+async def outcome(made: local_room.LocalRoom, waiter: waiting.Waiter) -> str:
     """Return the replica that the waiter has got, or its error's code."""
     try:
         return (await asyncio.wait_for(made.wait(waiter), 1)).replica.replica_id
@@ -201,7 +208,7 @@ def test_fingerprints_cover_the_beginning_the_tools_and_the_adapter() -> None:
             {"role": "user", "content": question},
         ]
         body = harness.chat_body(messages=messages, **fields.pop("more", {}))
-        return affinity.fingerprint(ask("x", body=body, **fields))
+        return affinity.fingerprint(inference("x", body=body, **fields))
 
     long = "You are a helpful guide. " * 60
     assert of(long, "a") == of(long, "b") is not None
@@ -209,9 +216,11 @@ def test_fingerprints_cover_the_beginning_the_tools_and_the_adapter() -> None:
     assert of(long, "a") != of(long, "a", adapter="poet")
     assert of(long, "a") != of(long, "a", more={"tools": [{"type": "function"}]})
     parts = [{"type": "text", "text": long}]
-    assert affinity.fingerprint(ask("x", body={"messages": [{"role": "user", "content": parts}]}))
-    ids_prompt = affinity.fingerprint(ask("x", body={"prompt": list(range(100))}))
-    assert ids_prompt == affinity.fingerprint(ask("x", body={"prompt": list(range(100))}))
+    assert affinity.fingerprint(
+        inference("x", body={"messages": [{"role": "user", "content": parts}]})
+    )
+    ids_prompt = affinity.fingerprint(inference("x", body={"prompt": list(range(100))}))
+    assert ids_prompt == affinity.fingerprint(inference("x", body={"prompt": list(range(100))}))
 
 
 async def test_the_same_prefix_goes_where_it_went(fake_clock: clock.FakeClock) -> None:
@@ -225,7 +234,7 @@ async def test_the_same_prefix_goes_where_it_went(fake_clock: clock.FakeClock) -
         took.append(grant.replica.replica_id)
         grant.close()
         made.leave(waiter)
-    assert took == ["r2", "r2", "r2"]
+    assert len(set(took)) == 1
 
 
 def test_homes_forget_the_least_recently_used() -> None:

@@ -1,0 +1,460 @@
+"""Where requests wait for a replica: the core's queues, joined to futures, quotas and the fleet.
+
+Decisions are `scheduler.core.admission` and the routing behind `placing`; this module only keeps who waits,
+asks again when something has changed (a grant closed, a view came, time passed), and wakes the winner.
+It knows a request as an `asks.Asking`, so it may live in another process than the request's worker.
+"""
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Callable, Hashable
+
+from gateway import asks, dependencies, model_queue, placing, refusals, standing, waiting
+from scheduler.contracts import errors, fleet, quota, requests
+from scheduler.core import admission, drain, fairness, load, outputs, router, routing
+
+TICK_S = 0.05
+
+
+class LocalGrant:
+    """A `Grant` whose load is counted in this process."""
+
+    __slots__ = ("_freed", "_guard", "replica", "version")
+
+    def __init__(
+        self,
+        replica: fleet.Replica,
+        version: str,
+        guard: load.Guard,
+        freed: Callable[[load.Guard], None],
+    ) -> None:
+        self.replica = replica
+        self.version = version
+        self._guard = guard
+        self._freed = freed
+
+    def close(self) -> None:
+        """Give the place back and let the next request have it; a second call does nothing."""
+        if not self._guard.closed:
+            self._guard.close()
+            self._freed(self._guard)
+
+
+Result = LocalGrant | errors.ForebayError
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class LocalWaiter:
+    """A `Waiter` of this process's `Room`.
+
+    Attributes:
+        draw: decides the version by the route's weights, also after the weights change.
+        hold: what its quotas keep for it.
+        dispatched: whether its team was charged for its turn.
+        ring: called when its wait has ended.
+        open: the grant that it has, if it was not closed yet.
+        placed: where it was sent last.
+    """
+
+    asking: asks.Asking
+    needs: asks.Needs
+    ticket: admission.Ticket
+    draw: float
+    hold: quota.Hold
+    dispatched: bool = False
+    ring: Callable[[], None] | None = None
+    open: LocalGrant | None = None
+    placed: router.Placed | None = None
+    _result: Result | None = None
+
+    @property
+    def arrived(self) -> float:
+        """Monotonic seconds of its arrival."""
+        return self.ticket.arrived
+
+    def settle(self, result: Result) -> None:
+        """Hand over a grant or an error, also if nobody awaits it yet."""
+        self._result = result
+        if isinstance(result, LocalGrant):
+            self.open = result
+        if self.ring is not None:
+            self.ring()
+
+    def collect(self) -> LocalGrant | None:
+        """Return what was settled, once; None if nothing was.
+
+        Raises:
+            errors.ForebayError: it was an error.
+        """
+        result, self._result = self._result, None
+        if isinstance(result, errors.ForebayError):
+            raise result
+        return result
+
+
+class LocalRoom:
+    """All requests that wait for the models whose queues this process owns.
+
+    Args:
+        deps: the gateway's ports.
+        draw: random numbers in [0, 1) for versions and ties.
+    """
+
+    def __init__(
+        self, deps: dependencies.Dependencies, draw: Callable[[], float] = random.random
+    ) -> None:
+        self._deps = deps
+        self._draw = draw
+        self._known: standing.Standing | None = None
+        self._models: dict[str, model_queue.ModelQueue] = {}
+        self._waiters: dict[str, LocalWaiter] = {}
+        self._absent_since: dict[tuple[str, str], float] = {}
+        self._held_until = float("-inf")
+        self._learned = outputs.Outputs(deps.settings.output_rules())
+        self.loads = load.Loads()
+        self._placer = placing.Placer(self.loads, draw, deps.settings)
+
+    @property
+    def now(self) -> float:
+        """Monotonic seconds of the gateway's clock."""
+        return self._deps.clock.monotonic()
+
+    def view(self) -> fleet.FleetView:
+        """Return the newest view.
+
+        Raises:
+            errors.NoReplica: none has come yet.
+        """
+        return self._standing().view
+
+    async def run(self) -> None:
+        """Keep time and the view until cancelled."""
+        watch = asyncio.create_task(self._watch())
+        try:
+            while True:
+                await self._deps.clock.sleep(TICK_S)
+                self.tick()
+        finally:
+            watch.cancel()
+            await asyncio.wait({watch})
+
+    async def _watch(self) -> None:
+        while True:
+            await self._deps.fleet.changed(-1 if self._known is None else self._known.view.revision)
+            if not self._refresh():
+                await asyncio.sleep(0)  # a source whose revision went back must not spin the loop
+
+    def hold(self, until: float) -> None:
+        """Place nobody before monotonic second ``until``: what runs already is still being counted."""
+        self._held_until = until
+        if until <= self.now:
+            for model in list(self._models):
+                self._pump(model)
+
+    def tick(self) -> None:
+        """End waits that have become useless, and try again what may go now."""
+        now = self.now
+        self._refresh()
+        for name, model in self._models.items():
+            for ticket in model.queue.expire(now):
+                self._waiters[ticket.request_id].settle(refusals.expired(name))
+            for shape in model.queue.shapes():
+                if self._hopeless(name, _version(shape), now):
+                    for ticket in model.queue.drop(shape):
+                        self._waiters[ticket.request_id].settle(refusals.no_replica(name))
+            self._pump(name)
+
+    def enter(self, asking: asks.Asking) -> LocalWaiter:
+        """Let a request wait, or give it a replica at once; see `waiting.Room.enter`."""
+        known, now = self._standing(), self.now
+        draw = self._draw()
+        needs = self._needs(asking, known, draw)
+        if self._hopeless(asking.model, needs.version, now):
+            raise refusals.no_replica(asking.model)
+        ticket = self._ticket(asking, needs, now)
+        hold = self._deps.quotas.reserve(self._claim(asking, needs))
+        waiter = LocalWaiter(asking, needs, ticket, draw, hold)
+        model = self._model(asking.model)
+        if asking.tier is requests.Tier.INTERACTIVE:
+            model.interactive_at = now
+        self._waiters[asking.request_id] = waiter
+        try:
+            self._admit(model, waiter, now)
+        except errors.ForebayError:
+            del self._waiters[asking.request_id]
+            hold.settle(quota.NOTHING, self._deps.clock.wall_us())
+            raise
+        return waiter
+
+    def adopt(self, asking: asks.Asking, replica: fleet.Replica, version: str) -> LocalWaiter:
+        """Count a request that runs already: another owner, or this one before, has admitted it."""
+        known = self._standing()
+        needs = dataclasses.replace(self._needs(asking, known, 0.0), version=version)
+        hold = self._deps.quotas.adopt(self._claim(asking, needs))
+        waiter = LocalWaiter(asking, needs, self._ticket(asking, needs, self.now), 0.0, hold)
+        model = self._model(asking.model)
+        model.queue.pass_by(waiter.ticket, self.now)
+        waiter.dispatched = True
+        guard = self._placer.adopt(asking, needs, replica.replica_id)
+        waiter.open = self._granted(model, waiter, replica, guard)
+        self._waiters[asking.request_id] = waiter
+        return waiter
+
+    async def wait(self, waiter: waiting.Waiter) -> waiting.Grant:
+        """Return the replica when it is the waiter's turn; see `waiting.Room.wait`."""
+        mine = _mine(waiter)
+        grant = mine.collect()
+        if grant is not None:
+            return grant
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        mine.ring = lambda: None if woken.done() else woken.set_result(None)
+        try:
+            await woken
+        finally:
+            mine.ring = None
+        settled = mine.collect()
+        if settled is None:
+            raise errors.Internal("woken without a replica; please report this")
+        return settled
+
+    def again(self, waiter: waiting.Waiter) -> None:
+        """Let a request that had its turn wait again, at its old place."""
+        mine = _mine(waiter)
+        mine.dispatched = False
+        model = self._model(mine.asking.model)
+        model.queue.requeue(mine.ticket, self.now)
+        self._pump(mine.asking.model)
+
+    def leave(self, waiter: waiting.Waiter, spent: quota.Spent = quota.NOTHING) -> None:
+        """Forget a request, which has used ``spent``; a grant of it that is open is closed."""
+        mine = _mine(waiter)
+        asking = mine.asking
+        if self._waiters.pop(asking.request_id, None) is None:
+            return
+        model = self._model(asking.model)
+        if not mine.dispatched:
+            model.queue.remove(asking.request_id)
+        mine.ring, mine._result = None, None
+        mine.hold.settle(spent, self._deps.clock.wall_us())
+        if mine.dispatched:
+            cost = fairness.weighted(
+                spent.uncached_prompt_tokens, spent.cached_prompt_tokens, spent.output_tokens
+            )
+            model.queue.settle(mine.ticket, cost, self.now)
+        if spent.tokens:
+            self._learn(mine, spent)
+            if mine.placed is not None:
+                self._placer.returned(mine.placed, spent)
+        if mine.open is not None:
+            mine.open.close()
+
+    def full(self, replica: fleet.Replica, tier: requests.Tier) -> None:
+        """Note that a replica had no seat for this tier."""
+        self._placer.full(replica.replica_id, tier, self.now)
+
+    def suspect(self, replica: fleet.Replica) -> None:
+        """Note that a replica broke off an answer, or could not be reached."""
+        self._placer.suspect(replica, self.now)
+
+    def waiting(self, model: str) -> dict[str, int]:
+        """Return how many wait for a model, by tier."""
+        found = self._models.get(model)
+        return found.queue.waiting() if found else {tier.value: 0 for tier in requests.Tier}
+
+    def oldest_wait_s(self, model: str) -> float:
+        """Return how long the model's interactive requests have waited, at most."""
+        found = self._models.get(model)
+        head = found.queue.oldest(requests.Tier.INTERACTIVE) if found else None
+        return 0.0 if head is None else self.now - head.arrived
+
+    def models(self) -> set[str]:
+        """Return the models that were routed or asked for."""
+        return {*self._models, *(self._known.view.routes if self._known else ())}
+
+    def outlook(self, model: str, version: str | None = None) -> routing.Outlook:
+        """Return whether a model serves now, soon, or not."""
+        if self._known is None:
+            return routing.Outlook.NONE
+        return self._known.outlook(model, version, self._placer.dead(self.now))
+
+    def _admit(self, model: model_queue.ModelQueue, waiter: LocalWaiter, now: float) -> None:
+        """Place a request at once where nobody waits, else let it queue."""
+        asking, ticket = waiter.asking, waiter.ticket
+        in_time = ticket.deadline is None or ticket.deadline > now
+        if not len(model.queue) and in_time and asking.tier not in model.closed(now):
+            self._placer.prepare(now)
+            grant = self._place(model, waiter)
+            if grant is not None:
+                model.queue.pass_by(ticket, now)
+                waiter.dispatched = True
+                waiter.settle(grant)
+                return
+        rate = model.rates[asking.tier].per_s(now)
+        answer = model.queue.offer(ticket, now=now, drain_per_s=rate)
+        if isinstance(answer, admission.Refused):
+            raise refusals.refusal(asking.model, asking.tier, answer)
+        for victim in answer.shed:
+            after = drain.retry_after_s(1, model.rates[victim.tier].per_s(now))
+            self._waiters[victim.request_id].settle(refusals.shed(victim.tier, after))
+        self._pump(asking.model)
+
+    def _model(self, name: str) -> model_queue.ModelQueue:
+        found = self._models.get(name)
+        if found is None:
+            found = self._models[name] = model_queue.ModelQueue(self._deps.settings)
+            if self._known is not None:
+                found.count(self._known.of(name), self.loads)
+        return found
+
+    def _standing(self) -> standing.Standing:
+        self._refresh()
+        if self._known is None:
+            raise refusals.no_view()
+        return self._known
+
+    def _refresh(self) -> bool:
+        """Take in the source's newest view; returns whether it is another one."""
+        view, before = self._deps.fleet.view(), self._known
+        if view is None or (before is not None and view is before.view):
+            return False
+        known = self._known = standing.Standing(view)
+        now = self.now
+        self._placer.observe(view, now)
+        for route in view.routes.values():
+            for version in route.weights:
+                self._hopeless(route.model, version, now)
+        moved = before is None or before.view.routes != view.routes
+        for name, model in self._models.items():
+            model.count(known.of(name), self.loads)
+            if moved and name in view.routes:
+                model.queue.reshape(lambda ticket: self._reshape(ticket, known), now)
+        for name in self._models:
+            self._pump(name)
+        return True
+
+    def _reshape(self, ticket: admission.Ticket, known: standing.Standing) -> Hashable:
+        waiter = self._waiters[ticket.request_id]
+        try:
+            waiter.needs = self._needs(waiter.asking, known, waiter.draw)
+        except errors.ForebayError:
+            return ticket.shape  # nothing routes there now: it waits for what it was admitted for
+        return waiter.needs.shape(ticket.team)
+
+    def _hopeless(self, model: str, version: str, now: float) -> bool:
+        """Whether a version has had no replica, and none coming, for the whole grace time."""
+        key = (model, version)
+        if self.outlook(model, version) is not routing.Outlook.NONE:
+            if self._absent_since:
+                self._absent_since.pop(key, None)
+            return False
+        since = self._absent_since.setdefault(key, now)
+        return now - since >= self._deps.settings.no_replica_grace_s
+
+    def _needs(self, asking: asks.Asking, known: standing.Standing, draw: float) -> asks.Needs:
+        return asks.needs(
+            asking, known, draw, self._learned, self._deps.settings.long_prompt_tokens
+        )
+
+    def _pump(self, name: str) -> None:
+        """Place whoever can be placed now."""
+        model = self._models[name]
+        now = self.now
+        if not len(model.queue) or self._known is None or now < self._held_until:
+            return
+        closed = model.closed(now)
+        if closed == model_queue.ALL:
+            return
+        self._placer.prepare(now)
+
+        def place(ticket: admission.Ticket) -> LocalGrant | None:
+            return self._place(model, self._waiters[ticket.request_id])
+
+        while (taken := model.queue.take(place, now, closed)) is not None:
+            ticket, grant = taken
+            others = model.queue.oldest(ticket.tier) is not None
+            model.rates[ticket.tier].departed(now, others_wait=others)
+            waiter = self._waiters[ticket.request_id]
+            waiter.dispatched = True
+            waiter.settle(grant)
+            closed = model.closed(now)
+
+    def _place(self, model: model_queue.ModelQueue, waiter: LocalWaiter) -> LocalGrant | None:
+        asking, needs = waiter.asking, waiter.needs
+        if needs.long and model.longs[asking.team] >= self._deps.settings.long_per_team:
+            return None
+        if self.now < self._held_until:
+            return None
+        placed = waiter.placed = self._placer.place(asking, needs)
+        if placed is None:
+            return None
+        return self._granted(model, waiter, placed.replica, placed.guard)
+
+    def _granted(
+        self,
+        model: model_queue.ModelQueue,
+        waiter: LocalWaiter,
+        replica: fleet.Replica,
+        guard: load.Guard,
+    ) -> LocalGrant:
+        long_team = waiter.asking.team if waiter.needs.long else None
+
+        def freed(guard: load.Guard) -> None:
+            waiter.open = None
+            model.opened(guard, long_team, -1)
+            self._placer.freed(guard.replica_id)
+            self._pump(guard.model)
+
+        model.opened(guard, long_team)
+        return LocalGrant(replica, waiter.needs.version, guard, freed)
+
+    def _ticket(self, asking: asks.Asking, needs: asks.Needs, now: float) -> admission.Ticket:
+        waited_us = max(0, self._deps.clock.wall_us() - asking.arrived_us)
+        if asking.deadline_us is None:
+            limit_us = round(self._deps.settings.deadline_s(asking.tier) * 1_000_000)
+        else:
+            limit_us = asking.deadline_us - asking.arrived_us
+        return admission.Ticket(
+            asking.request_id,
+            asking.tier,
+            asking.team,
+            now - waited_us / 1_000_000,
+            now + (limit_us - waited_us) / 1_000_000,
+            needs.shape(asking.team),
+            asking.size,
+            fairness.weighted(needs.prompt_tokens, 0, needs.seats * needs.output_tokens),
+        )
+
+    def _claim(self, asking: asks.Asking, needs: asks.Needs) -> quota.Claim:
+        most = asking.max_tokens or needs.output_tokens
+        return quota.Claim(
+            asking.request_id,
+            asking.team,
+            asking.user,
+            asking.key_id,
+            asking.model,
+            asking.tier.value,
+            needs.prompt_tokens,
+            needs.seats * most,
+            self._deps.clock.wall_us(),
+        )
+
+    def _learn(self, waiter: LocalWaiter, spent: quota.Spent) -> None:
+        asking = waiter.asking
+        each = spent.output_tokens // max(1, asking.seats)
+        if each:
+            self._learned.learn(asking.model, asking.team, each)
+        if asking.seats == 1 and not asking.prompt_tokens:
+            prompt = spent.uncached_prompt_tokens + spent.cached_prompt_tokens
+            self._learned.learn_prompt(asking.model, asking.chars, prompt)
+
+
+def _mine(waiter: waiting.Waiter) -> LocalWaiter:
+    if not isinstance(waiter, LocalWaiter):
+        raise TypeError("a waiter of another room")
+    return waiter
+
+
+def _version(shape: Hashable) -> str:
+    assert isinstance(shape, tuple)  # noqa: S101 - made by `asks.Needs.shape`
+    return str(shape[0])

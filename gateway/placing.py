@@ -1,0 +1,112 @@
+"""Which replica takes a request, and what is in flight where: the core's router, kept up to date.
+
+Told of views, of replicas that said "full" or broke off, and of the end of every request.
+"""
+
+from collections.abc import Callable
+
+from gateway import asks, settings
+from scheduler.contracts import fleet, ids, quota, requests
+from scheduler.core import load, router, routing
+
+SUSPECT_S = 1.0  # a replica that cut a stream is not asked again for so long
+
+
+class Placer:
+    """Places the requests of one owner of queues.
+
+    Args:
+        loads: what is in flight.
+        draw: random numbers in [0, 1) that break ties.
+        options: the [gateway] table.
+    """
+
+    def __init__(
+        self,
+        loads: load.Loads,
+        draw: Callable[[], float],
+        options: settings.GatewaySettings,
+    ) -> None:
+        self.loads = loads
+        self._draw = draw
+        self._full_backoff_s = options.full_backoff_s
+        self._router = router.Router(
+            loads,
+            options.routing_policy(),
+            options.prefix_chunk_bytes,
+            options.prefix_index_pairs,
+        )
+        self._full: dict[tuple[ids.ReplicaId, bool], float] = {}
+        self._suspects: dict[ids.ReplicaId, tuple[int, float]] = {}
+        self._moments: dict[bool, router.Moment] = {}
+
+    def observe(self, view: fleet.FleetView, now: float) -> None:
+        """Take in a view that came at ``now``."""
+        self._router.observe(view.replicas, now)
+
+    def prepare(self, now: float) -> None:
+        """Get ready for placing some requests at ``now``."""
+        if self._full:
+            self._full = {mark: until for mark, until in self._full.items() if until > now}
+        dead = self.dead(now)
+        self._moments = {
+            batch: router.Moment(
+                now, dead, frozenset(name for name, of_batch in self._full if of_batch is batch)
+            )
+            for batch in (False, True)
+        }
+
+    def place(self, asking: asks.Asking, needs: asks.Needs) -> router.Placed | None:
+        """Return a replica and the load that is counted there from now on; None: no room now."""
+        moment = self._moments.get(asking.tier is requests.Tier.BATCH)
+        if moment is None:
+            return None
+        return self._router.place(_ask(asking, needs), moment, self._draw())
+
+    def adopt(
+        self, asking: asks.Asking, needs: asks.Needs, replica_id: ids.ReplicaId
+    ) -> load.Guard:
+        """Count a request on a replica, whatever room that has: it runs there."""
+        return self._router.adopt(_ask(asking, needs), replica_id)
+
+    def returned(self, placed: router.Placed, spent: quota.Spent) -> None:
+        """Learn from a request's counts what its replica's prefix cache held."""
+        prompt = spent.uncached_prompt_tokens + spent.cached_prompt_tokens
+        self._router.returned(
+            placed, prompt_tokens=prompt, cached_tokens=spent.cached_prompt_tokens
+        )
+
+    def full(self, replica_id: ids.ReplicaId, tier: requests.Tier, now: float) -> None:
+        """Note that a replica had no seat for this tier."""
+        self._full[replica_id, tier is requests.Tier.BATCH] = now + self._full_backoff_s
+
+    def suspect(self, replica: fleet.Replica, now: float) -> None:
+        """Note that a replica broke off an answer, or could not be reached."""
+        self._suspects[replica.replica_id] = (replica.incarnation, now + SUSPECT_S)
+
+    def freed(self, replica_id: ids.ReplicaId) -> None:
+        """Note that a seat has come free: what it said before no longer counts."""
+        self._full.pop((replica_id, False), None)
+        self._full.pop((replica_id, True), None)
+
+    def dead(self, now: float) -> dict[ids.ReplicaId, int]:
+        """Return, per replica, the newest incarnation that is known to be gone."""
+        if self._suspects:
+            self._suspects = {r: mark for r, mark in self._suspects.items() if mark[1] > now}
+        return {replica_id: incarnation for replica_id, (incarnation, _) in self._suspects.items()}
+
+
+def _ask(asking: asks.Asking, needs: asks.Needs) -> routing.Ask:
+    return routing.Ask(
+        model=asking.model,
+        version=needs.version,
+        tier=asking.tier,
+        adapter=needs.adapter,
+        context_tokens=needs.context_tokens,
+        seats=needs.seats,
+        prompt_tokens=needs.prompt_tokens,
+        output_tokens=needs.seats * needs.output_tokens,
+        long=needs.long,
+        prefix=asking.prefix,
+        hint=asking.cache_hint,
+    )

@@ -1,0 +1,50 @@
+"""One view of the fleet, prepared for the questions that every request asks of it. Pure."""
+
+from collections.abc import Mapping
+
+from scheduler.contracts import fleet, ids, requests
+from scheduler.core import routing
+
+
+class Standing:
+    """What a view says of each model, worked out once for all requests that come under it.
+
+    Attributes:
+        view: the view.
+        replicas: each model's replicas.
+        outlooks: by model and version, whether it serves, comes, or not.
+    """
+
+    def __init__(self, view: fleet.FleetView) -> None:
+        self.view = view
+        self.replicas: dict[str, list[fleet.Replica]] = {}
+        self.outlooks: dict[tuple[str, str], routing.Outlook] = {}
+        for replica in view.replicas:
+            self.replicas.setdefault(replica.spec.model, []).append(replica)
+        for model, replicas in self.replicas.items():
+            for version in {replica.spec.version for replica in replicas}:
+                self.outlooks[model, version] = routing.outlook(replicas, model, version)
+        self._most: dict[tuple[str, bool], int | None] = {}
+
+    def of(self, model: str) -> list[fleet.Replica]:
+        """Return a model's replicas."""
+        return self.replicas.get(model, [])
+
+    def most_seats(self, model: str, tier: requests.Tier) -> int | None:
+        """Return the most sequences that any replica of a model runs at once, None without any."""
+        batch = tier is requests.Tier.BATCH
+        if (model, batch) not in self._most:
+            seats = [
+                replica.spec.seats - (replica.spec.reserved_seats if batch else 0)
+                for replica in self.of(model)
+            ]
+            self._most[model, batch] = max(seats, default=None)
+        return self._most[model, batch]
+
+    def outlook(
+        self, model: str, version: str | None, dead: Mapping[ids.ReplicaId, int]
+    ) -> routing.Outlook:
+        """Return whether waiting makes sense, replicas that are known as dead left out."""
+        if version is not None and not dead:
+            return self.outlooks.get((model, version), routing.Outlook.NONE)
+        return routing.outlook(self.of(model), model, version, dead)
