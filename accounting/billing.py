@@ -224,7 +224,7 @@ class Billing:
         with self._books.reading(max(0, cuts[0] - reports.LONGEST_REQUEST_US), cuts[-1]) as reading:
             used = [
                 bill.Used(names[each.period], *_who(each.owner), each.use, each.micro, each.amount)
-                for each in quantities.amounts(reading, cuts, known, self._weights)
+                for each in quantities.take(reading, cuts, known, self._weights).amounts
             ]
             return used, reading.problems
 

@@ -1,9 +1,11 @@
 """The fields of facct and their meaning. A row is a batch job, one of its lines, a request or a lease."""
 
+import dataclasses
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from accounting import layout
+from accounting import layout, money, windows
 from scheduler.contracts import times
 from scheduler.contracts.command_line import CommandError
 
@@ -131,6 +133,44 @@ def _gpu_seconds(row: layout.Row, _: datetime.tzinfo) -> str:
     return layout.decimal(int(row["gpu_us"]), 1_000_000, 0) if "gpu_us" in row else ""
 
 
+def _cost(row: layout.Row, _: datetime.tzinfo) -> str:
+    return money.show(int(row["cost_micro"])) if "cost_micro" in row else ""
+
+
+def in_units(columns: Sequence[layout.Column], unit: str) -> list[layout.Column]:
+    """Return the columns with counts of tokens in K, M, G or T (thousands, two places); "": whole numbers.
+
+    Raises:
+        CommandError: there is no such unit.
+    """
+    if not unit:
+        return list(columns)
+    scale = _SCALES.get(unit.upper())
+    if scale is None:
+        raise CommandError(f"invalid unit {unit!r}: K, M, G or T")
+
+    def scaled(text: _Text) -> _Text:
+        def converted(row: layout.Row, tz: datetime.tzinfo) -> str:
+            cell = text(row, tz)
+            return layout.decimal(int(cell), scale, 2) + unit.upper() if cell.isdigit() else cell
+
+        return converted
+
+    return [
+        dataclasses.replace(column, text=scaled(column.text)) if column.name in _COUNTS else column
+        for column in columns
+    ]
+
+
+def truncated(row: layout.Row, window: windows.Window) -> dict[str, Any]:
+    """Return the row with its times clipped to the window, as ``sacct -T`` does; unknown ones stay so."""
+    names = ("arrived_us", "started_us", "first_token_us", "ended_us")
+    clipped = {
+        name: min(max(row[name], window.start_us), window.end_us) for name in names if row.get(name)
+    }
+    return {**row, **clipped}
+
+
 _C = layout.Column
 FIELDS = (
     _C("JobID", -20, _job_id, "batch job, job.line, request, or (--leases) Slurm job"),
@@ -189,7 +229,21 @@ FIELDS = (
     _C("Kind", 8, _plain("kind"), "lease: serve or backfill"),
     _C("GPUs", 5, _plain("gpus"), "lease: GPUs held"),
     _C("Runs", 4, _plain("runs"), "lease: runs of its Slurm job"),
-    _C("GPUSeconds", 10, _gpu_seconds, "lease: GPU-seconds in the window, all runs"),
+    _C(
+        "GPUSeconds",
+        10,
+        _gpu_seconds,
+        "lease: held in the window, all runs; else: the share of the busy time",
+    ),
+    _C("Cost", 12, _cost, "tokens that the team pays, at the rates of their arrival"),
 )
+_COUNTS = {
+    "PromptTokens",
+    "UncachedTokens",
+    "CachedTokens",
+    "OutputTokens",
+    "PlatformTokens",
+}
+_SCALES = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 DEFAULT = "JobID,Team,User,Model,Tier,State,PromptTokens,CachedTokens,OutputTokens,TTFT,Elapsed"
 LEASES = "Lease,SlurmJobID,Cluster,Team,Kind,GPUs,Runs,Start,End,GPUSeconds"

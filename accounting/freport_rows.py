@@ -4,23 +4,26 @@ import datetime
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from accounting import layout, windows
+from accounting import layout, money, windows
 from scheduler.contracts import times
 from scheduler.contracts.command_line import CommandError
 
-REPORTS = ("cluster", "team", "user", "model", "tier")
+REPORTS = ("cluster", "team", "user", "model", "tier", "endpoint")
 RECONCILE_TITLE = "Leases in Forebay's and in Slurm's books, GPU time in Seconds"
 _UNITS = {"Seconds": 1_000_000, "Minutes": 60_000_000, "Hours": 3_600_000_000, "Percent": 0}
-_MEASURES = ("gpu", "tokens")
+MEASURES = ("gpu", "tokens", "cost", "efficiency")
 _KEYS = {
     "cluster": ("cluster",),
     "team": ("team",),
     "user": ("team", "user"),
     "model": ("model",),
     "tier": ("tier",),
+    "endpoint": ("endpoint",),
 }
+_NOBODYS = ("idle", "starting", "waste")
 _TOKENS = (
     ("Requests", "requests"),
+    ("Attempts", "attempts"),
     ("Uncached", "uncached_prompt_tokens"),
     ("Cached", "cached_prompt_tokens"),
     ("Output", "output_tokens"),
@@ -60,18 +63,14 @@ def measures(text: str) -> tuple[str, ...]:
     """Return the measures of ``-T``.
 
     Raises:
-        CommandError: an unknown one, or cost, which needs rates.
+        CommandError: an unknown one, or none.
     """
     names = [name.strip().lower() for name in text.split(",") if name.strip()]
-    if "cost" in names:
-        raise CommandError(
-            "-T cost needs rates, which this release does not have: use gpu or tokens"
-        )
     for name in names:
-        if name not in _MEASURES:
-            raise CommandError(f"invalid measure {name!r}: gpu or tokens")
+        if name not in MEASURES:
+            raise CommandError(f"invalid measure {name!r}: {', '.join(MEASURES)}")
     if not names:
-        raise CommandError("-T needs gpu, tokens or both")
+        raise CommandError(f"-T needs one or more of {', '.join(MEASURES)}")
     return tuple(names)
 
 
@@ -101,7 +100,65 @@ def columns(report: str, chosen: str, shown: Sequence[str]) -> list[layout.Colum
     if "tokens" in shown:
         for title, name in _TOKENS:
             found.append(layout.Column(title, 10, _count(name)))
+    if "cost" in shown:
+        found.append(layout.Column("Cost", 14, _money("cost_micro")))
+    if "efficiency" in shown:
+        found.append(layout.Column("TokensPerGPUHour", 16, _tokens_per_gpu_hour))
+        found.append(layout.Column("CostPer1kTokens", 15, _cost_per_1k))
     return found
+
+
+def tokens(row: layout.Row) -> int:
+    """Return all tokens that the team pays for."""
+    return sum(
+        int(row[f"{kind}_tokens"]) for kind in ("uncached_prompt", "cached_prompt", "output")
+    )
+
+
+def value(row: layout.Row, measure: str) -> float:
+    """Return what a chart shows of a row: GPU-hours, tokens, cost, or tokens per GPU-hour."""
+    if measure == "tokens":
+        return float(tokens(row))
+    if measure == "cost":
+        return int(row["cost_micro"]) / money.MICRO
+    hours = int(row["gpu_us"]) / _UNITS["Hours"]
+    if measure == "gpu":
+        return hours
+    return tokens(row) / hours if hours else 0.0
+
+
+def measured(measure: str, currency: str) -> str:
+    """Return the words on a chart's axis."""
+    return {
+        "gpu": "GPU-hours",
+        "tokens": "tokens",
+        "cost": currency,
+        "efficiency": "tokens per GPU-hour",
+    }[measure]
+
+
+def group(row: layout.Row, report: str) -> str:
+    """Return the name of a row's group; parts are joined for people, never for keys."""
+    if row["what"] != "used":
+        return f"({row['what']})"
+    return " ".join(str(row[name]) for name in _KEYS[report])
+
+
+def _money(name: str) -> Callable[[layout.Row, datetime.tzinfo], str]:
+    return lambda row, _: "" if row.get("what") in _NOBODYS else money.show(int(row[name]))
+
+
+def _tokens_per_gpu_hour(row: layout.Row, _: datetime.tzinfo) -> str:
+    if row["what"] in _NOBODYS or not row["gpu_us"]:
+        return ""
+    return layout.decimal(tokens(row) * _UNITS["Hours"], int(row["gpu_us"]), 0)
+
+
+def _cost_per_1k(row: layout.Row, _: datetime.tzinfo) -> str:
+    count = tokens(row)
+    if row["what"] in _NOBODYS or not count:
+        return ""
+    return layout.decimal(int(row["cost_micro"]) * 1_000, count * money.MICRO, 6)
 
 
 def _point(name: str) -> Callable[[layout.Row, datetime.tzinfo], str]:
@@ -162,4 +219,34 @@ RECONCILE = [
     layout.Column("Allowed", 8, _seconds("allowed_us")),
     layout.Column("Agrees", 6, _agrees),
     layout.Column("Note", -40, _plain("note")),
+]
+
+
+def _amount(row: layout.Row, _: datetime.tzinfo) -> str:
+    if row["unit"] == "gpu_us":
+        return layout.decimal(int(row["amount"]), _UNITS["Hours"], 4)
+    return str(row["amount"]) if row["unit"] else ""
+
+
+def _unit_of(row: layout.Row, _: datetime.tzinfo) -> str:
+    return {"gpu_us": "GPU-hours"}.get(str(row["unit"]), str(row["unit"]))
+
+
+def _late(row: layout.Row, _: datetime.tzinfo) -> str:
+    return f"late {row['used_month']}" if row["late"] else ""
+
+
+BILL = [
+    layout.Column("Team", -12, _plain("team")),
+    layout.Column("User", -12, _plain("user")),
+    layout.Column("Model", -12, _plain("model")),
+    layout.Column("Tier", -11, _plain("tier")),
+    layout.Column("What", -15, _plain("what")),
+    layout.Column("Amount", 14, _amount),
+    layout.Column("Unit", -9, _unit_of),
+    layout.Column("Price", 12, _money("price")),
+    layout.Column("Cost", 14, _money("cost")),
+    layout.Column("Late", -12, _late),
+    layout.Column("Author", -8, _plain("author")),
+    layout.Column("Reason", -24, _plain("reason")),
 ]

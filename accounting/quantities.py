@@ -6,7 +6,7 @@ which their request arrived, GPU time to the moment at which it was held.
 
 import bisect
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -32,10 +32,23 @@ class Amount:
     amount: int
 
 
-def amounts(
+@dataclasses.dataclass(frozen=True, slots=True)
+class Taken:
+    """Everything that was used in some periods.
+
+    Attributes:
+        amounts: what teams used and pay for, in no order; nothing of what the platform pays for.
+        nobodys: GPU-µs by (period, idle, starting or waste).
+    """
+
+    amounts: Sequence[Amount]
+    nobodys: Mapping[tuple[int, str], int]
+
+
+def take(
     reading: books.Reading, cuts: Sequence[int], known: rates.Rates, weights: reports.Weights
-) -> Iterator[Amount]:
-    """Return what teams used and pay for, in no order; what the platform pays for is not among it.
+) -> Taken:
+    """Return what was used in the periods between ``cuts``.
 
     Args:
         reading: from `reports.LONGEST_REQUEST_US` before the first border on.
@@ -45,17 +58,24 @@ def amounts(
     """
     fine = sorted({*cuts, *known.changes(cuts[0], cuts[-1])})
     period_of = [bisect.bisect_right(cuts, start) - 1 for start in fine[:-1]]
+    found: list[Amount] = []
     for row in _tokens(reading, fine):
-        owner = tuple(row[name] for name in reports.OWNER)
+        owner, piece = tuple(row[name] for name in reports.OWNER), row["piece"]
         for use in rates.TOKENS:
             if row[use.value]:
-                price = known.price(row["model"], row["tier"], use, fine[row["piece"]])
-                yield Amount(period_of[row["piece"]], owner, use, price, int(row[use.value]))
+                price = known.price(row["model"], row["tier"], use, fine[piece])
+                found.append(Amount(period_of[piece], owner, use, price, int(row[use.value])))
+    nobodys: dict[tuple[int, str], int] = {}
     for piece, share in enumerate(reports.gpu_shares(reading, fine, weights)):
+        period = period_of[piece]
         for owner, amount in share.attributed.items():
-            model, tier = owner[3], owner[4]
-            price = known.price(model, tier, rates.Use.GPU, fine[piece])
-            yield Amount(period_of[piece], owner, rates.Use.GPU, price, amount)
+            who = dict(zip(reports.OWNER, owner, strict=True))
+            price = known.price(who["model"], who["tier"], rates.Use.GPU, fine[piece])
+            found.append(Amount(period, owner, rates.Use.GPU, price, amount))
+        for what in ("idle", "starting", "waste"):
+            if amount := getattr(share, what):
+                nobodys[period, what] = nobodys.get((period, what), 0) + amount
+    return Taken(found, nobodys)
 
 
 def _tokens(reading: books.Reading, cuts: Sequence[int]) -> list[dict[str, Any]]:

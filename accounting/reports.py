@@ -1,4 +1,4 @@
-"""What facct and freport ask: requests, batch jobs, leases, rollups. DuckDB sums, Python shares out GPU time.
+"""What facct asks: requests, batch jobs, leases, and what share of the GPU time they had.
 
 Every value that comes from a caller is bound as a parameter. Who may see what is a `Scope` made by the
 routes from the credential; nothing here trusts a filter to hide rows.
@@ -10,28 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from accounting import attribution, books, gpu_time
+from accounting import attribution, books, gpu_time, money, rates
 from scheduler.contracts import usage
 
 LONGEST_REQUEST_US = 6 * 3_600_000_000  # a reading for GPU time begins this much earlier
-GROUPS: dict[str, tuple[str, ...]] = {
-    "cluster": ("cluster",),
-    "team": ("team",),
-    "user": ("team", "user"),
-    "model": ("model",),
-    "tier": ("tier",),
-}
 OWNER = ("cluster", "team", "user", "model", "tier", "endpoint")  # whom GPU time is attributed to
-_SUMS = (
-    "requests",
-    "attempts",
-    "ok",
-    "refused",
-    "uncached_prompt_tokens",
-    "cached_prompt_tokens",
-    "output_tokens",
-    "platform_tokens",
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +42,7 @@ class Filter:
     users: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     tiers: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ()
     outcomes: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
     lines: bool = True
@@ -72,12 +56,13 @@ class Weights:
     decode: int = 4
 
 
-_SEEN = """
+SEEN = """
   ($own_team::VARCHAR IS NULL OR team = $own_team)
   AND ($own_user::VARCHAR IS NULL OR "user" = $own_user)
   AND (len($teams::VARCHAR[]) = 0 OR list_contains($teams::VARCHAR[], team))
   AND (len($users::VARCHAR[]) = 0 OR list_contains($users::VARCHAR[], "user"))
   AND (len($models::VARCHAR[]) = 0 OR list_contains($models::VARCHAR[], model))
+  AND (len($clusters::VARCHAR[]) = 0 OR list_contains($clusters::VARCHAR[], cluster))
   AND (len($tiers::VARCHAR[]) = 0 OR list_contains($tiers::VARCHAR[], tier))
 """
 _NAMED = """
@@ -85,14 +70,21 @@ _NAMED = """
     OR (batch_job_id > 0 AND list_contains($jobs::VARCHAR[], batch_job_id::VARCHAR)))
 """
 
+# Tokens at their prices, in micro-units for 1,000 tokens: exact, and rounded once by who prints it.
+_PRICED = """coalesce(uncached_prompt_tokens::HUGEINT * price_uncached_prompt
+      + cached_prompt_tokens::HUGEINT * price_cached_prompt + output_tokens::HUGEINT * price_output, 0)"""
+
 # A batch line that is sent again is a new request: its attempts are found by the line's own name.
 _ATTEMPTS = f"""
 WITH seen AS (
-  SELECT *, CASE WHEN batch_job_id > 0 THEN custom_id ELSE '' END AS line,
+  SELECT usage.*, CASE WHEN batch_job_id > 0 THEN custom_id ELSE '' END AS line,
     CASE WHEN batch_job_id > 0 THEN '' ELSE request_id END AS single,
     CASE WHEN payer = 'platform'
-      THEN uncached_prompt_tokens + cached_prompt_tokens + output_tokens ELSE 0 END AS platform_tokens
-  FROM usage WHERE {_SEEN} {_NAMED} AND ($lines OR batch_job_id = 0)
+      THEN uncached_prompt_tokens + cached_prompt_tokens + output_tokens ELSE 0 END AS platform_tokens,
+    CASE WHEN payer = 'team' THEN {_PRICED} ELSE 0 END AS priced
+  FROM usage LEFT JOIN price_spans ON price_model = model AND price_tier = tier
+    AND arrived_us >= price_start AND arrived_us < price_end
+  WHERE {SEEN} {_NAMED} AND ($lines OR batch_job_id = 0)
 )
 """  # noqa: S608 - constants of this module only
 
@@ -112,15 +104,17 @@ _LAST = f"""{_ATTEMPTS}, placed AS (
     sum(cached_prompt_tokens) OVER every AS all_cached,
     sum(output_tokens) OVER every AS all_output,
     sum(platform_tokens) OVER every AS all_platform,
+    sum(priced) OVER every AS all_priced,
     min(arrived_us) OVER every AS first_arrived,
     min(nullif(started_us, 0)) OVER every AS first_started,
     min(nullif(first_token_us, 0)) OVER every AS first_first_token
   FROM seen WINDOW every AS (PARTITION BY batch_job_id, line, single)
 )
 SELECT * EXCLUDE (line, single, place, all_attempts, all_uncached, all_cached, all_output, all_platform,
-    first_arrived, first_started, first_first_token)
+    all_priced, first_arrived, first_started, first_first_token)
   REPLACE (all_uncached AS uncached_prompt_tokens, all_cached AS cached_prompt_tokens,
-    all_output AS output_tokens, all_platform AS platform_tokens, first_arrived AS arrived_us,
+    all_output AS output_tokens, all_platform AS platform_tokens, all_priced AS priced,
+    first_arrived AS arrived_us,
     coalesce(first_started, 0) AS started_us, coalesce(first_first_token, 0) AS first_token_us),
   all_attempts AS attempts
 FROM placed WHERE place = 1
@@ -143,7 +137,7 @@ SELECT cluster, batch_job_id, team, "user", min(model) AS model, min(tier) AS ti
   sum(uncached_prompt_tokens) AS uncached_prompt_tokens,
   sum(cached_prompt_tokens) AS cached_prompt_tokens,
   sum(output_tokens) AS output_tokens,
-  sum(platform_tokens) AS platform_tokens,
+  sum(platform_tokens) AS platform_tokens, sum(priced) AS priced,
   min(arrived_us) AS arrived_us, coalesce(min(nullif(started_us, 0)), 0) AS started_us,
   max(ended_us) AS ended_us
 FROM lines GROUP BY cluster, batch_job_id, team, "user"
@@ -151,31 +145,53 @@ ORDER BY batch_job_id LIMIT $limit
 """  # noqa: S608 - as above
 
 
-_WORK = """
-SELECT cluster, lease_id, replica_id, team, "user", model, tier, payer, started_us, ended_us,
-  uncached_prompt_tokens, output_tokens
-FROM usage WHERE started_us > 0 AND ended_us > started_us
-"""
-
-
 def requests(
-    reading: books.Reading, scope: Scope, asked: Filter, *, each_attempt: bool, limit: int
+    reading: books.Reading,
+    scope: Scope,
+    asked: Filter,
+    known: rates.Rates,
+    *,
+    each_attempt: bool,
+    limit: int,
 ) -> list[dict[str, Any]]:
     """List requests in the order of arrival, one row each with its attempts summed, or every attempt.
 
-    A row that sums has the outcome, replica and end of the last attempt, and the first arrival.
+    A row that sums has the outcome, replica and end of the last attempt, and the first arrival;
+    `cost_micro` is what its team pays for tokens.
     """
     statement = _EACH if each_attempt else _LAST
-    return reading.query(statement, {**_bound(scope, asked), "limit": limit})
+    _register_prices(reading, known)
+    return _with_cost(reading.query(statement, {**bound(scope, asked), "limit": limit}))
 
 
 def jobs(
-    reading: books.Reading, scope: Scope, asked: Filter, *, limit: int
+    reading: books.Reading, scope: Scope, asked: Filter, known: rates.Rates, *, limit: int
 ) -> list[dict[str, Any]]:
     """List batch jobs by what their dispatched lines used; lines not dispatched yet are not known here."""
-    bound = {**_bound(scope, asked), "limit": limit, "lines": True}
-    del bound["outcomes"]
-    return reading.query(_JOBS, bound)
+    values = {**bound(scope, asked), "limit": limit, "lines": True}
+    del values["outcomes"]
+    _register_prices(reading, known)
+    return _with_cost(reading.query(_JOBS, values))
+
+
+def _register_prices(reading: books.Reading, known: rates.Rates) -> None:
+    """Make the table ``price_spans``: the prices of every model and tier here, over all time."""
+    pairs = reading.query("SELECT DISTINCT model, tier FROM usage_rows") if known.all else []
+    rows = known.spans((pair["model"], pair["tier"]) for pair in pairs)
+    texts, numbers = ("model", "tier"), ("start_us", "end_us", *(use.value for use in rates.TOKENS))
+    table = {
+        f"price_{name.removesuffix('_us')}": pa.array(
+            [row[name] for row in rows], pa.string() if name in texts else pa.int64()
+        )
+        for name in (*texts, *numbers)
+    }
+    reading.session.register("price_spans", pa.table(table))
+
+
+def _with_cost(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for row in rows:
+        row["cost_micro"] = money.divide(int(row.pop("priced")), rates.Use.OUTPUT.per)
+    return rows
 
 
 def lease_times(
@@ -187,6 +203,7 @@ def lease_times(
         for lease_row in _gpu_rows(reading)
         if scope.sees(lease_row.team)
         and (not asked.teams or lease_row.team in asked.teams)
+        and (not asked.clusters or lease_row.cluster in asked.clusters)
         and (not asked.jobs or {lease_row.lease_id, lease_row.slurm_job_id} & set(asked.jobs))
     ]
     if window is not None:
@@ -199,56 +216,13 @@ def _clipped(row: usage.GpuRow, window: tuple[int, int]) -> usage.GpuRow:
     return dataclasses.replace(row, start_us=start, end_us=max(start, min(row.end_us, window[1])))
 
 
-def rollup(
+def gpu_shares(
     reading: books.Reading,
-    scope: Scope,
-    asked: Filter,
-    *,
-    by: str,
     cuts: Sequence[int],
     weights: Weights,
-) -> list[dict[str, Any]]:
-    """Sum tokens and GPU-µs by period and group.
-
-    The tokens are those that the team pays for; `platform_tokens` are not billed. For a scope that
-    sees everything, rows whose group is ``""`` and whose `what` is idle, starting or waste hold the GPU
-    time that is nobody's, so that the column adds up to what was allocated.
-
-    Args:
-        reading: from `LONGEST_REQUEST_US` before the first border on, so that what began earlier counts.
-        scope: what the caller may see.
-        asked: filters; `jobs` and `outcomes` are not used.
-        by: a key of `GROUPS`.
-        cuts: borders of the periods, ascending.
-        weights: how GPU time is shared out.
-    """
-    names = GROUPS[by]
-    rows: dict[tuple[int, str, tuple[str, ...]], dict[str, Any]] = {}
-    for found in _tokens(reading, scope, asked, names, cuts):
-        key = found["period"], "", tuple(found[name] for name in names)
-        rows[key] = {**{name: found[name] for name in (*names, *_SUMS)}, "gpu_us": 0}
-    for period, share in enumerate(gpu_shares(reading, cuts, weights)):
-        for owner, amount in share.attributed.items():
-            who = dict(zip(OWNER, owner, strict=True))
-            if scope.sees(who["team"], who["user"]) and _matches(asked, who):
-                group = period, "", tuple(who[name] for name in names)
-                rows.setdefault(group, _empty(names, group[2]))["gpu_us"] += amount
-        if scope == Scope() and asked == Filter():
-            for what in ("idle", "starting", "waste"):
-                amount = getattr(share, what)
-                if amount:
-                    blank = tuple("" for _ in names)
-                    rows[period, what, blank] = {**_empty(names, blank), "gpu_us": amount}
-    return [
-        {"start_us": cuts[period], "end_us": cuts[period + 1], "what": what or "used", **row}
-        for (period, what, _), row in sorted(rows.items(), key=lambda item: item[0])
-    ]
-
-
-def gpu_shares(
-    reading: books.Reading, cuts: Sequence[int], weights: Weights
+    names: Sequence[str] = OWNER,
 ) -> list[attribution.Share]:
-    """Share out the GPU time of all leases, by period; keys are (cluster, team, user, model, tier)."""
+    """Share out the GPU time of all leases, by period; keys are the values of ``names`` in usage rows."""
     leased: dict[tuple[str, str], list[attribution.Held]] = {}
     held: dict[tuple[str, str], list[attribution.Held]] = {}
     work: dict[tuple[str, str], list[attribution.Work]] = {}
@@ -265,7 +239,7 @@ def gpu_shares(
     ):
         tokens = found["uncached_prompt_tokens"], found["output_tokens"]
         one = attribution.Work(
-            key=None if found["payer"] == "platform" else tuple(found[name] for name in OWNER),
+            key=None if found["payer"] == "platform" else tuple(found[name] for name in names),
             replica_id=found["replica_id"],
             start_us=found["started_us"],
             end_us=found["ended_us"],
@@ -280,42 +254,51 @@ def gpu_shares(
     return total
 
 
-def _tokens(
-    reading: books.Reading, scope: Scope, asked: Filter, names: Sequence[str], cuts: Sequence[int]
-) -> list[dict[str, Any]]:
-    periods = pa.table(
-        {
-            "period": pa.array(range(len(cuts) - 1), pa.int64()),
-            "period_start": pa.array(cuts[:-1], pa.int64()),
-            "period_end": pa.array(cuts[1:], pa.int64()),
-        }
-    )
-    reading.session.register("periods", periods)
-    columns = ", ".join(f'"{name}"' for name in names)  # ours, from `GROUPS`
-    bound = _bound(scope, asked)
-    del bound["outcomes"], bound["jobs"], bound["lines"]
-    return reading.query(
-        f"""
-SELECT period, {columns},
-  count(DISTINCT request_id) AS requests, count(*) AS attempts,
-  count(*) FILTER (WHERE outcome = 'ok') AS ok, count(*) FILTER (WHERE outcome = 'refused') AS refused,
-  coalesce(sum(uncached_prompt_tokens) FILTER (WHERE payer = 'team'), 0) AS uncached_prompt_tokens,
-  coalesce(sum(cached_prompt_tokens) FILTER (WHERE payer = 'team'), 0) AS cached_prompt_tokens,
-  coalesce(sum(output_tokens) FILTER (WHERE payer = 'team'), 0) AS output_tokens,
-  coalesce(sum(uncached_prompt_tokens + cached_prompt_tokens + output_tokens)
-    FILTER (WHERE payer = 'platform'), 0) AS platform_tokens
-FROM usage JOIN periods ON arrived_us >= period_start AND arrived_us < period_end
-WHERE {_SEEN} GROUP BY period, {columns}
-""",  # noqa: S608 - column names of ours; every value is bound
-        bound,
-    )
-
-
 def _gpu_rows(reading: books.Reading) -> list[usage.GpuRow]:
     return gpu_time.tiled(usage.GpuRow(**row) for row in reading.query("SELECT * FROM gpu_rows"))
 
 
-def _bound(scope: Scope, asked: Filter) -> dict[str, Any]:
+def add_gpu(
+    reading: books.Reading,
+    rows: Sequence[dict[str, Any]],
+    window: tuple[int, int],
+    weights: Weights,
+    *,
+    each_attempt: bool,
+) -> None:
+    """Add to each request, attempt or batch job its share of the GPU time, ``gpu_us``.
+
+    Args:
+        reading: from `LONGEST_REQUEST_US` before the window on: others ran beside these requests.
+        rows: from `requests` or `jobs`.
+        window: of the rows' arrivals; time up to `LONGEST_REQUEST_US` after it counts too.
+        weights: how GPU time is shared out.
+        each_attempt: whether rows are attempts.
+    """
+    names = ("batch_job_id", "custom_id", "request_id", "attempt")
+    cuts = [
+        max(0, window[0] - LONGEST_REQUEST_US),
+        min(window[1] + LONGEST_REQUEST_US, books.MAX_US),
+    ]
+    (share,) = gpu_shares(reading, cuts, weights, names)
+    sums: dict[tuple[Any, ...], int] = {}
+    for (job, line, request, attempt), amount in share.attributed.items():
+        for key in ((job,), (job, line) if job else (request,), (request, attempt)):
+            sums[key] = sums.get(key, 0) + amount
+    for row in rows:
+        if "request_id" not in row:
+            key = (row["batch_job_id"],)
+        elif each_attempt:
+            key = row["request_id"], row["attempt"]
+        elif row["batch_job_id"]:
+            key = row["batch_job_id"], row["custom_id"]
+        else:
+            key = (row["request_id"],)
+        row["gpu_us"] = sums.get(key, 0)
+
+
+def bound(scope: Scope, asked: Filter) -> dict[str, Any]:
+    """Return the parameters of `SEEN` and the statements here."""
     return {
         "own_team": scope.team,
         "own_user": scope.user,
@@ -323,16 +306,8 @@ def _bound(scope: Scope, asked: Filter) -> dict[str, Any]:
         "users": list(asked.users),
         "models": list(asked.models),
         "tiers": list(asked.tiers),
+        "clusters": list(asked.clusters),
         "outcomes": list(asked.outcomes),
         "jobs": list(asked.jobs),
         "lines": asked.lines,
     }
-
-
-def _matches(asked: Filter, who: dict[str, str]) -> bool:
-    wanted = {"team": asked.teams, "user": asked.users, "model": asked.models, "tier": asked.tiers}
-    return all(not values or who[name] in values for name, values in wanted.items())
-
-
-def _empty(names: Sequence[str], values: Sequence[str]) -> dict[str, Any]:
-    return {**dict(zip(names, values, strict=True)), **dict.fromkeys(_SUMS, 0), "gpu_us": 0}

@@ -5,12 +5,14 @@
 | ``/requests`` | requests, attempts summed; ``attempts=1``: every attempt; ``lines=0``: no batch lines |
 | ``/jobs`` | batch jobs |
 | ``/leases`` | leases with GPU-µs |
-| ``/rollup`` | tokens and GPU-µs; ``by`` cluster, team, user, model or tier, ``unit`` hour, day or month |
+| ``/rollup`` | tokens, GPU-µs, cost; ``by`` cluster, team, user, model, tier, endpoint; by ``unit`` |
 | ``/reconcile`` | leases in Forebay's and in Slurm's books |
 | ``/bill`` | the lines of a month's bill; ``month`` as 2026-11 |
 
-Parameters: ``start_us``, ``end_us`` (UTC µs); ``team``, ``user``, ``model``, ``tier``, ``outcome``, ``job``
-(comma lists); ``tz`` for a rollup's days. An answer is ``{"window", "rows", "truncated", "problems"}``.
+Parameters: ``start_us``, ``end_us`` (UTC µs); ``cluster``, ``team``, ``user``, ``model``, ``tier``,
+``outcome``, ``job`` (comma lists); ``unit`` hour, day or month, and ``tz`` for a rollup's days; ``gpu=1``
+adds to requests and jobs their share of the GPU time. An answer is ``{"window", "rows", "truncated",
+"problems"}``; money is in micro-units.
 Users see their own rows, coordinators their team's, admins all. GPU time that a lease held is the team's
 business: for it a plain user is refused.
 """
@@ -31,8 +33,10 @@ from accounting import (
     gpu_time,
     manifest,
     postings,
+    quantities,
     reports,
     settings,
+    summaries,
     windows,
 )
 from scheduler.contracts import command_line, errors, requests, slurm
@@ -84,6 +88,7 @@ def _asked(request: fastapi.Request) -> _Asked | errors.ForebayError:
         users=listed("user"),
         models=listed("model"),
         tiers=listed("tier"),
+        clusters=listed("cluster"),
         outcomes=listed("outcome"),
         jobs=listed("job"),
         lines=given.get("lines", "1") != "0",
@@ -108,23 +113,47 @@ class _Usage:
         self._weights = reports.Weights(table.prefill_weight, table.decode_weight)
         self._slurm = port
 
-    def requests(self, asked: _Asked, each_attempt: bool) -> dict[str, Any]:
+    def requests(self, asked: _Asked, each_attempt: bool, gpu: bool) -> dict[str, Any]:
         window = asked.window
         with self._books.reading(window.start_us, window.end_us) as reading:
             rows = reports.requests(
                 reading,
                 asked.scope,
                 asked.wanted,
+                self._billing.price_list(),
                 each_attempt=each_attempt,
                 limit=self._limit + 1,
             )
-            return self._answer(asked, rows, reading)
+            answer = self._answer(asked, rows, reading)
+        return self._with_gpu(answer, window, gpu, each_attempt=each_attempt)
 
-    def jobs(self, asked: _Asked) -> dict[str, Any]:
-        window = asked.window
+    def jobs(self, asked: _Asked, gpu: bool) -> dict[str, Any]:
+        window, known = asked.window, self._billing.price_list()
         with self._books.reading(window.start_us, window.end_us) as reading:
-            rows = reports.jobs(reading, asked.scope, asked.wanted, limit=self._limit + 1)
-            return self._answer(asked, rows, reading)
+            rows = reports.jobs(reading, asked.scope, asked.wanted, known, limit=self._limit + 1)
+            answer = self._answer(asked, rows, reading)
+        return self._with_gpu(answer, window, gpu)
+
+    def _with_gpu(
+        self,
+        answer: dict[str, Any],
+        window: windows.Window,
+        wanted: bool,
+        *,
+        each_attempt: bool = False,
+    ) -> dict[str, Any]:
+        """Add each row's share of the GPU time; who ran beside it has to be read too, for hours around."""
+        if wanted and answer["rows"]:
+            arrived = [row["arrived_us"] for row in answer["rows"]]
+            span = max(window.start_us, min(arrived)), min(window.end_us, max(arrived) + 1)
+            first = max(0, span[0] - reports.LONGEST_REQUEST_US)
+            last = min(span[1] + reports.LONGEST_REQUEST_US, books.MAX_US)
+            with self._books.reading(first, last) as reading:
+                reports.add_gpu(
+                    reading, answer["rows"], span, self._weights, each_attempt=each_attempt
+                )
+                answer["problems"] = _once((*answer["problems"], *reading.problems))
+        return answer
 
     def leases(self, asked: _Asked) -> dict[str, Any]:
         scope, window = asked.team_scope(), asked.window
@@ -134,18 +163,20 @@ class _Usage:
             return self._answer(asked, [dataclasses.asdict(each) for each in found], reading)
 
     def rollup(self, asked: _Asked, by: str, unit: str, tz: str) -> dict[str, Any]:
-        if by not in reports.GROUPS:
-            raise errors.BadRequest(f"by is one of {', '.join(reports.GROUPS)}", param="by")
+        if by not in summaries.GROUPS:
+            raise errors.BadRequest(f"by is one of {', '.join(summaries.GROUPS)}", param="by")
         try:
             cuts = windows.periods(asked.window, unit, windows.zone(tz))
         except ValueError as error:
             raise errors.BadRequest(str(error), param="unit") from error
         first = max(0, asked.window.start_us - reports.LONGEST_REQUEST_US)
         with self._books.reading(first, asked.window.end_us) as reading:
-            rows = reports.rollup(
-                reading, asked.scope, asked.wanted, by=by, cuts=cuts, weights=self._weights
+            known = self._billing.price_list()
+            taken = quantities.take(reading, cuts, known, self._weights)
+            rows = summaries.summary(
+                reading, asked.scope, asked.wanted, by=by, cuts=cuts, taken=taken
             )
-            return self._answer(asked, rows, reading)
+            return {**self._answer(asked, rows, reading), "currency": self._billing.currency}
 
     def reconcile(self, asked: _Asked) -> dict[str, Any]:
         scope = asked.team_scope()
@@ -185,6 +216,7 @@ class _Usage:
             "window": {"start_us": made.start_us, "end_us": made.end_us},
             "month": made.month,
             "zone": str(self._billing.tz),
+            "scope_user": scope.user or "",
             "currency": self._billing.currency,
             "closed_us": 0 if made.closed is None else made.closed.at_us,
             "rows": rows[: self._limit],
@@ -221,12 +253,12 @@ def router(
     routes = fastapi.APIRouter(prefix="/forebay/v1/usage", tags=["usage"])
 
     @routes.get("/requests")
-    async def _requests(asked: _Ask, attempts: _Query = "0") -> fastapi.Response:
-        return await _run(asked, lambda ask: work.requests(ask, attempts == "1"))
+    async def _requests(asked: _Ask, attempts: _Query = "0", gpu: _Query = "0") -> fastapi.Response:
+        return await _run(asked, lambda ask: work.requests(ask, attempts == "1", gpu == "1"))
 
     @routes.get("/jobs")
-    async def _jobs(asked: _Ask) -> fastapi.Response:
-        return await _run(asked, work.jobs)
+    async def _jobs(asked: _Ask, gpu: _Query = "0") -> fastapi.Response:
+        return await _run(asked, lambda ask: work.jobs(ask, gpu == "1"))
 
     @routes.get("/leases")
     async def _leases(asked: _Ask) -> fastapi.Response:

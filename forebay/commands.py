@@ -1,12 +1,14 @@
 """Entry points of the users' and admins' commands: surroundings in, exit code out."""
 
 import datetime
+import io
 import os
 import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from accounting import commands as accounting_commands
+from accounting import facct as facct_command
+from accounting import freport as freport_command
 from accounting import windows
 from batch_jobs import commands as batch_commands
 from forebay import api
@@ -45,12 +47,12 @@ def fcancel() -> int:
 
 def facct() -> int:
     """Show what requests, jobs and leases used."""
-    return accounting_commands.facct(sys.argv[1:], **_books())
+    return facct_command.facct(sys.argv[1:], **_books())
 
 
 def freport() -> int:
     """Report usage by cluster, team, user and model."""
-    return accounting_commands.freport(sys.argv[1:], **_books())
+    return freport_command.freport(sys.argv[1:], **_books())
 
 
 def finfo() -> int:
@@ -99,6 +101,12 @@ def _batch() -> dict[str, Any]:
 
 
 def _books() -> dict[str, Any]:
+    for stream in (
+        sys.stdout,
+        sys.stderr,
+    ):  # a name that the terminal can't show must not end a report
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     return {
         "api": _Late(),
         "out": sys.stdout,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from accounting import compact
+from accounting import billing_routes, compact
 from accounting import routes as accounting_routes
 from accounting import settings as accounting_settings
 from accounting import ship as shipping
@@ -93,6 +93,9 @@ async def gateway(here: installation.Installation, told: Told) -> None:
         ),
         accounting_routes.router(
             here.state, table=here.config.table(accounting_settings.Accounting), port=port
+        ),
+        billing_routes.router(
+            here.state, table=here.config.table(accounting_settings.Accounting), time=time
         ),
         admin.router(registry, fleet, time),
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 from urllib import parse
 
+from accounting import billing_commands
 from scheduler.contracts import command_line, ports, requests, times
 from scheduler.runtime import listing
 
@@ -19,6 +20,7 @@ _EXAMPLES = """examples:
   fctl key create --team physics --user ada --tiers interactive,batch --expires now+30days
   fctl drain r-0123456789ab     take a replica away, another one is started
   fctl resume chat              end a model's quarantine
+  fctl rate add output=1.50 from=2026-12-01 reason='list of December'
   fctl doctor                   what in this Slurm would slow reclaiming
 """
 
@@ -79,6 +81,7 @@ def _parser() -> command_line.Parser:
     drain.add_argument("-y", "--yes", action="store_true", help="do not ask")
     add("doctor", "check the site's Slurm configuration", _explain)
     _add_key(commands)
+    billing_commands.add(commands)
     return parser
 
 

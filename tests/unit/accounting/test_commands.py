@@ -4,6 +4,7 @@ import csv
 import datetime
 import io
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi import testclient
 
-from accounting import commands, routes
-from scheduler.contracts import ports, requests
+from accounting import billing, billing_routes, facct, freport, rates, routes, settings
+from scheduler.contracts import clock, ports, requests
 from scheduler.contracts.command_line import CommandError
 from tests.unit.accounting import world
 
@@ -31,6 +32,8 @@ class Gateway:
         app = fastapi.FastAPI()
         port: Any = world.Books()
         app.include_router(routes.router(state, port=port))
+        table = settings.Accounting()
+        app.include_router(billing_routes.router(state, table=table, time=clock.FakeClock()))
 
         @app.middleware("http")
         async def _who(request: fastapi.Request, forward: Any) -> Any:
@@ -72,6 +75,14 @@ Run = Callable[..., str]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     state = tmp_path_factory.mktemp("state")
     world.write(state)
+    prices = {
+        rates.Use.UNCACHED: 500_000,
+        rates.Use.OUTPUT: 1_500_000,
+        rates.Use.GPU: 3_600_000_000,
+    }
+    billing.Billing(state, settings.Accounting()).add_rates(
+        rates.body("*", "*", prices, 1), author="ops", reason="first list", now_us=world.NOON
+    )
     ways: dict[requests.Caller, Gateway] = {}
 
     def call(
@@ -84,7 +95,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     ) -> str:
         prog, *argv = line.split()
         out, err = Terminal() if terminal else io.StringIO(), io.StringIO()
-        main = {"facct": commands.facct, "freport": commands.freport}[prog]
+        main = {"facct": facct.facct, "freport": freport.freport}[prog]
         if who not in ways:
             ways[who] = Gateway(state, who)
         way = ways[who]
@@ -191,17 +202,27 @@ def test_json_csv_and_parquet_hold_the_same_rows(run: Run, tmp_path: Path) -> No
         ("facct -s XX", "invalid state 'XX'"),
         ("facct -S now-7d", "invalid time"),
         ("facct -S now -E today", "end time is not after"),
-        ("facct -T", "unrecognized arguments: -T"),
+        ("facct -Q", "unrecognized arguments: -Q"),
+        ("facct --units X", "invalid unit 'X'"),
         ("facct --json --csv", "exclude each other"),
         ("facct --delimiter ;", "--delimiter needs -P"),
         ("facct --leases -D", "do not go with --leases"),
         ("facct -j ,", "-j needs at least one id"),
-        ("freport team -T cost", "needs rates"),
+        ("freport team -T ,", "-T needs one or more of"),
+        ("freport team --chart", "--chart draws on a terminal only"),
+        ("freport team --chart --csv", "--chart goes with no other output"),
+        ("freport bill --png x.png", "--png draws no bill"),
+        ("freport bill by day", "a bill is of one month"),
+        ("freport bill --month 2026-13", "invalid month '2026-13'"),
+        ("freport model --html x.html --month 2026-11", "--html is for a team's month"),
+        ("freport team --html x.html --month 2026-11 -u ann", "only -A goes with --html"),
+        ("freport team --html /nowhere/x.html --month 2026-11", "/nowhere/x.html: No such file"),
+        ("freport team --png /nowhere/x.png -S today", "/nowhere/x.png: No such file"),
         ("freport team -T gpu,joy", "invalid measure 'joy'"),
         ("freport team -t Weeks", "invalid unit 'Weeks'"),
         ("freport team by week", "by hour, by day or by month"),
         ("freport planet", "invalid choice: 'planet'"),
-        ("freport team --html x.html", "unrecognized arguments: --html"),
+        ("freport team --html x.html", "--html is for a team's month"),
         ("freport team --month 2026-11 -S today", "exclude each other"),
     ],
 )
@@ -217,10 +238,14 @@ def test_freport_team_adds_up(run: Run) -> None:
         "-" * 80 + "\n"
         "Team usage by day, GPU time in Seconds\n"
         "Window: 2026-11-27T00:00:00 - 2026-11-27T12:30:00 (UTC)\n" + "-" * 80 + "\n"
-        "Start               Team                GPU   Requests   Uncached     Cached     Output   Platform\n"
-        "------------------- ------------ ---------- ---------- ---------- ---------- ---------- ----------\n"
-        "2026-11-27T00:00:00 blue                  4          3         10          2         14          9\n"
-        "2026-11-27T00:00:00 red                   4          2          8          0         10          4\n"
+        "Start               Team                GPU   Requests   Attempts "
+        "  Uncached     Cached     Output   Platform\n"
+        "------------------- ------------ ---------- ---------- ---------- "
+        "---------- ---------- ---------- ----------\n"
+        "2026-11-27T00:00:00 blue                  4          2          3 "
+        "        10          2         14          9\n"
+        "2026-11-27T00:00:00 red                   4          2          3 "
+        "         8          0         10          4\n"
         "2026-11-27T00:00:00 (idle)               28\n"
         "2026-11-27T00:00:00 (waste)               4\n"
     )
@@ -238,10 +263,103 @@ def test_freport_units_and_measures(run: Run) -> None:
         "2026-11-27T00:00:00|c1|0.07\n"
     )
     assert run("freport model hour -S today -T tokens -P -n").splitlines()[0] == (
-        "2026-11-27T12:00:00|chat|5|18|2|24|13"
+        "2026-11-27T12:00:00|chat|4|6|18|2|24|13"
     )
     assert "only admins" in run("freport team -S today -t percent", who=world.BOB, code=1)
     assert run("freport team -P -n") == ""  # yesterday
+
+
+def test_what_requests_jobs_and_attempts_cost(run: Run) -> None:
+    """Platform attempts cost nothing; a job costs what its lines do; GPU time is shared among who ran."""
+    assert run("facct -P -n -o jobid,cost,gpuseconds") == (
+        "q1|0.019|4\n"  # 8 prompt tokens at 0.50 and 10 output tokens at 1.50 a thousand
+        "r1|0.00|0\n"
+        "12|0.026|4\n"
+        "12.x|0.013|2\n"
+        "12.y|0.013|2\n"
+    )
+    assert run("facct -P -n -D -j q1 -o attempt,cost,gpuseconds") == "1|0.00|0\n2|0.019|4\n"
+    assert run("facct -P -n -X -j q1 -o cost,output --units K") == "0.019|0.01K\n"
+
+
+def test_times_are_truncated_to_the_window(run: Run) -> None:
+    line = "facct -P -n -X -j q1 -S 2026-11-27T11:00 -E 2026-11-27T12:00:01 -o end,elapsed"
+    assert run(line) == "2026-11-27T12:00:01|00:00:01\n"
+    leases = (
+        "facct --leases -P -n -S 2026-11-27T12:00:02 -E 2026-11-27T12:00:04 -o start,end,gpuseconds"
+    )
+    assert run(f"{leases} -T") == "2026-11-27T12:00:02|2026-11-27T12:00:04|8\n"
+
+
+def test_clusters(run: Run) -> None:
+    assert run("facct -P -n -X -M c1 -o jobid") == "q1\nr1\n12\n"
+    assert run("facct -P -n -X -M c2 -o jobid") == ""
+    assert run("freport team -S today -M c2 -P -n") == ""
+
+
+def test_freport_cost_and_efficiency(run: Run) -> None:
+    assert run("freport endpoint -S today -T cost,efficiency -P").splitlines()[:2] == [
+        "Start|Endpoint|Cost|TokensPerGPUHour|CostPer1kTokens",
+        "2026-11-27T00:00:00|/v1/chat/completions|8.04496|19800|182.840000",
+    ]
+    rows = json.loads(run("freport team -S today --json"))
+    assert rows["currency"] == "EUR"
+    cost = {row["team"]: row["cost_micro"] for row in rows["rows"] if row["what"] == "used"}
+    assert cost == {"blue": 4_026_000, "red": 4_018_960}
+    assert run("freport team -S today -P -n -o team,cost", who=world.ANN) == "red|4.01896\n"
+
+
+def test_freport_bill_is_exact_and_everyone_sees_their_own(run: Run) -> None:
+    assert run(
+        "freport bill -o team,user,model,tier,what,amount,unit,price,cost -P", who=world.ANN
+    ) == (
+        "Team|User|Model|Tier|What|Amount|Unit|Price|Cost\n"
+        "red|ann|chat|interactive|gpu|0.0011|GPU-hours|3600.00|3.99996\n"
+        "red|ann|chat|interactive|output|10|tokens|1.50|0.015\n"
+        "red|ann|chat|interactive|uncached_prompt|8|tokens|0.50|0.004\n"
+    )
+    text = run("freport bill --month 2026-11")
+    assert text.startswith("-" * 80 + "\nBill of 2026-11 (open, as of now), in EUR\n")
+    assert text.endswith("Total: 8.04496 EUR\n")
+    document = json.loads(run("freport bill --month 2026-11 --json", who=world.BOB))
+    assert {row["team"] for row in document["rows"]} == {"blue"}
+    assert document["total"] == sum(row["cost"] for row in document["rows"]) == 4_026_000
+    assert json.loads(run("freport bill --month 2026-10 --json"))["rows"] == []
+
+
+def test_bars_are_for_terminals(run: Run) -> None:
+    plain = run("freport team -S today --chart -T cost", terminal=True, NO_COLOR="1")
+    assert "\x1b" not in plain
+    assert "█" in plain
+    assert [line.split()[0] for line in plain.splitlines() if "4.0" in line] == ["blue", "red"]
+
+
+def test_a_chart_as_a_picture(run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "team.png"
+    assert run(f"freport team by hour -S today --png {target}") == ""
+    assert target.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_a_statement_is_one_file_with_everything_in_it(run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "red.html"
+    assert run(f"freport team --month 2026-11 -A red --html {target}") == ""
+    page = target.read_text()
+    for words in ("<h1>red</h1>", "November 2026", "4.02", "ann", "3600.00", "<svg", "UTC"):
+        assert words in page
+    assert "blue" not in page
+    assert "bob" not in page
+    assert not re.search(
+        r"(?:src|href|url)\s*[=(]\s*[\"']?(?!#)", page.replace('xlink:href="#', "#")
+    )
+    assert "<script" not in page
+    both = tmp_path / "all.html"
+    run(f"freport team --month 2026-11 --html {both}")
+    assert both.read_text().count("<section>") == 2
+    mine = tmp_path / "mine.html"
+    run(f"freport team --month 2026-11 --html {mine}", who=world.ANN)
+    assert "Only the use of ann" in mine.read_text()
+    nothing = f"freport team --month 2026-10 --html {mine}"
+    assert "there is no statement" in run(nothing, code=1)
 
 
 def test_freport_reconcile(run: Run) -> None:

@@ -1,0 +1,272 @@
+"""freport: sreport's manners over the usage API, charts and files to send."""
+
+import argparse
+import datetime
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from accounting import asking, freport_rows, layout, money, windows
+from scheduler.contracts import command_line, ports
+from scheduler.contracts.command_line import CommandError
+
+
+def freport(
+    argv: Sequence[str],
+    *,
+    api: ports.Api,
+    out: TextIO,
+    err: TextIO,
+    env: Mapping[str, str],
+    now: datetime.datetime,
+    tz: datetime.tzinfo,
+) -> int:
+    """Run freport; returns its exit code (1 also when ``reconcile`` finds leases that disagree)."""
+    place = (env, now, tz)
+    return command_line.run("freport", lambda: _freport(argv, api, out, err, place), err=err)
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.Parser(
+        prog="freport",
+        description="Tokens, GPU time and cost by cluster, team, user, model, tier or endpoint; 'bill': a\n"
+        "month's bill, line by line; or 'reconcile': every lease in Forebay's and in Slurm's books.\n"
+        "Yesterday, unless -S says otherwise.",
+        epilog="examples:\n  freport team\n  freport model by hour -S today -t Hours -T gpu,cost --chart\n"
+        "  freport user by month --month 2026-11 --csv\n  freport bill --month 2026-11 -A physics\n"
+        "  freport team --month 2026-11 -A physics --html physics.html\n  freport reconcile -S now-1day",
+    )
+    parser.add_argument("report", choices=[*freport_rows.REPORTS, "bill", "reconcile"])
+    parser.add_argument("words", nargs="*", default=[], metavar="by UNIT",
+                        help="hour, day (default) or month")  # fmt: skip
+    asking.window_options(parser)
+    parser.add_argument("--month", metavar="YYYY-MM", help="that month, instead of -S and -E")
+    parser.add_argument("-t", dest="unit", metavar="UNIT", default="Seconds",
+                        help="GPU time in Seconds, Minutes, Hours or Percent")  # fmt: skip
+    parser.add_argument("-T", dest="measures", metavar="LIST", default="gpu,tokens",
+                        help="of gpu, tokens, cost, efficiency")  # fmt: skip
+    parser.add_argument("-o", "--format", metavar="FIELDS", help="comma list, field%%width")
+    parser.add_argument(
+        "--chart", action="store_true", help="bars of the first of -T, on a terminal"
+    )
+    parser.add_argument(
+        "--png", metavar="FILE", type=Path, help="a chart of the first of -T over time"
+    )
+    parser.add_argument(
+        "--html", metavar="FILE", type=Path, help="team and --month: a statement to send"
+    )
+    asking.output_options(parser)
+    return parser
+
+
+def _freport(
+    argv: Sequence[str], api: ports.Api, out: TextIO, err: TextIO, place: asking.Place
+) -> int:
+    options = _parser().parse_args(list(argv))
+    style = asking.style(options)
+    _check(options, style, out)
+    if options.html is not None:
+        return _statement(options, api, out, err, place[1])
+    if options.report == "bill":
+        return _bill(options, style, api, (out, err), place)
+    if options.report == "reconcile":
+        return _reconcile(options, style, api, (out, err), place)
+    return _usage(options, style, api, (out, err), place)
+
+
+def _check(options: argparse.Namespace, style: layout.Style, out: TextIO) -> None:
+    plain = not (style.delimiter or options.json or options.csv or options.parquet)
+    files = [name for name in ("chart", "png", "html") if getattr(options, name)]
+    if options.month and (options.starttime or options.endtime):
+        raise CommandError("--month and -S or -E exclude each other: give one")
+    if len(files) > 1 or (files and not plain):
+        raise CommandError(f"--{files[0]} goes with no other output: ask twice")
+    if files and options.report in {"bill", "reconcile"}:
+        raise CommandError(f"--{files[0]} draws no {options.report}: take another report")
+    if options.chart and not out.isatty():
+        raise CommandError("--chart draws on a terminal only: use --png FILE")
+    if options.html and (options.report != "team" or not options.month):
+        raise CommandError("--html is for a team's month: freport team --month 2026-11 --html FILE")
+
+
+_Streams = tuple[TextIO, TextIO]
+
+
+def _window(options: argparse.Namespace, place: asking.Place) -> windows.Window:
+    _, now, tz = place
+    if options.month:
+        return windows.of_month(options.month, tz)
+    return windows.of_freport(options.starttime, options.endtime, now=now, tz=tz)
+
+
+def _usage(
+    options: argparse.Namespace,
+    style: layout.Style,
+    api: ports.Api,
+    streams: _Streams,
+    place: asking.Place,
+) -> int:
+    (out, err), (env, now, tz) = streams, place
+    period = freport_rows.period(options.words)
+    unit = freport_rows.unit(options.unit)
+    shown = freport_rows.measures(options.measures)
+    known = freport_rows.columns(
+        options.report, unit, freport_rows.MEASURES if options.format else shown
+    )
+    columns = layout.choose(options.format, known) if options.format else known
+    window = _window(options, place)
+    more = {"by": options.report, "unit": period, "tz": windows.zone_name(tz, now)}
+    answer = asking.ask(api, "rollup", options, window, **more)
+    rows = freport_rows.with_percent(answer["rows"], unit)
+    title = f"{options.report.capitalize()} usage by {period}, GPU time in {unit}"
+    if {"cost", "efficiency"} & set(shown):
+        title += f", cost in {answer['currency']}"
+    if options.png is not None:
+        _draw(options, rows, (shown[0], answer["currency"], period), window, tz)
+        return asking.complain("freport", [answer], err)
+    if not _quiet(options, style):
+        _head(title, asking.window_text(window, tz), out)
+    if options.chart:
+        from accounting import bars
+
+        wide = command_line.colour(out) and "NO_COLOR" not in env
+        bars.draw(rows, options.report, (shown[0], answer["currency"]), out, colour=wide)
+    else:
+        about = {**asking.about(window, tz), "currency": answer["currency"]}
+        asking.emit(columns, rows, tz, (options, style, about), out)
+    return asking.complain("freport", [answer], err)
+
+
+def _draw(
+    options: argparse.Namespace,
+    rows: Sequence[layout.Row],
+    what: tuple[str, str, str],
+    window: windows.Window,
+    tz: datetime.tzinfo,
+) -> None:
+    from accounting import charts
+
+    measure, currency, period = what
+    series = charts.stacked(
+        rows,
+        lambda row: freport_rows.group(row, options.report),
+        lambda row: freport_rows.value(row, measure),
+        (period, tz),
+    )
+    title = f"{options.report.capitalize()} usage by {period}"
+    picture = charts.png(
+        series, title, asking.window_text(window, tz), freport_rows.measured(measure, currency)
+    )
+    _save(options.png, picture)
+
+
+def _bill(
+    options: argparse.Namespace,
+    style: layout.Style,
+    api: ports.Api,
+    streams: _Streams,
+    place: asking.Place,
+) -> int:
+    (out, err), (_, now, tz) = streams, place
+    if options.words or options.starttime or options.endtime:
+        raise CommandError("a bill is of one month: freport bill --month 2026-11")
+    columns = freport_rows.BILL
+    if options.format:
+        columns = layout.choose(options.format, columns)
+    month = options.month or f"{now.astimezone(tz):%Y-%m}"
+    answer = asking.ask(api, "bill", options, windows.of_month(month, datetime.UTC), month=month)
+    if not _quiet(options, style):
+        state = "closed" if answer["closed_us"] else "open, as of now"
+        span = windows.Window(**answer["window"])
+        zone = windows.zone(answer["zone"])
+        _head(
+            f"Bill of {month} ({state}), in {answer['currency']}",
+            asking.window_text(span, zone),
+            out,
+        )
+    about = {
+        name: answer[name] for name in ("month", "window", "zone", "currency", "closed_us", "total")
+    }
+    asking.emit(columns, answer["rows"], tz, (options, style, about), out)
+    if not _quiet(options, style):
+        print(f"Total: {money.show(answer['total'])} {answer['currency']}", file=out)
+    return asking.complain("freport", [answer], err)
+
+
+def _reconcile(
+    options: argparse.Namespace,
+    style: layout.Style,
+    api: ports.Api,
+    streams: _Streams,
+    place: asking.Place,
+) -> int:
+    (out, err), (_, _, tz) = streams, place
+    freport_rows.period(options.words)
+    columns = freport_rows.RECONCILE
+    if options.format:
+        columns = layout.choose(options.format, columns)
+    window = _window(options, place)
+    answer = asking.ask(api, "reconcile", options, window)
+    if not _quiet(options, style):
+        _head(freport_rows.RECONCILE_TITLE, asking.window_text(window, tz), out)
+    asking.emit(columns, answer["rows"], tz, (options, style, asking.about(window, tz)), out)
+    bad = any(row.get("agrees") is False for row in answer["rows"])
+    return max(asking.complain("freport", [answer], err), int(bad))
+
+
+def _statement(
+    options: argparse.Namespace,
+    api: ports.Api,
+    out: TextIO,
+    err: TextIO,
+    now: datetime.datetime,
+) -> int:
+    from accounting import statement
+
+    month = options.month
+    unfiltered = argparse.Namespace(
+        **{**vars(options), "user": "", "model": "", "tier": "", "clusters": ""}
+    )
+    if any((options.user, options.model, options.tier, options.clusters)):
+        raise CommandError("a statement holds all of a team's month: only -A goes with --html")
+    bill = asking.ask(api, "bill", unfiltered, windows.of_month(month, datetime.UTC), month=month)
+    span = windows.Window(**bill["window"])
+    answers = [bill]
+
+    def ask(team: str, by: str, unit: str) -> list[dict[str, Any]]:
+        only = argparse.Namespace(**{**vars(unfiltered), "accounts": team})
+        more = {"by": by, "unit": unit, "tz": bill["zone"]}
+        answers.append(asking.ask(api, "rollup", only, span, **more))
+        return [row for row in answers[-1]["rows"] if row["what"] == "used"]
+
+    rates = api.call("GET", "/admin/rates").json["rates"]
+    teams = sorted(
+        {line["team"] for line in bill["rows"]} | set(filter(None, options.accounts.split(",")))
+    )
+    if not teams:
+        raise CommandError(
+            f"nobody that you may see used anything in {month}: there is no statement"
+        )
+    text = statement.render(bill, teams, ask, rates, now)
+    code = asking.complain("freport", answers, err)
+    if code:
+        print("freport: warning: the statement is not complete: do not send it", file=err)
+    _save(options.html, text.encode())
+    return code
+
+
+def _save(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror or error}: choose another file") from error
+
+
+def _quiet(options: argparse.Namespace, style: layout.Style) -> bool:
+    plain = not (style.delimiter or options.json or options.csv or options.parquet)
+    return not (plain and style.header)
+
+
+def _head(title: str, window: str, out: TextIO) -> None:
+    rule = "-" * 80
+    print(f"{rule}\n{title}\n{window}\n{rule}", file=out)
