@@ -50,6 +50,10 @@ bench-gateway: setup ## CPU, latency and memory a request and a token, beside vl
 	@.ci/bench-env
 	@.venv/bin/python -m tests.bench.gateway $(if $(QUICK),--quick) $(if $(REPORT),--report docs/bench/gateway.md)
 
+.PHONY: bench-routing
+bench-routing: ## what a routing decision, a view and a fingerprint cost with 350 replicas and 50 adapters
+	@.venv/bin/python -m tests.bench.routing
+
 .PHONY: proto-current
 proto-current: ## the generated code is what the .proto files say
 	@d=$$(mktemp -d) && trap 'rm -rf "$$d"' EXIT && $(call protoc,"$$d") && \

@@ -5,12 +5,16 @@ order), cut into chunks (`prefixes.ends`), and each chunk's hash goes into the n
 stands for all of the text before its end. Equal fingerprints mean equal KV blocks as far as anything here
 can know: adapter, salt, tools and the template's arguments go into the first hash. The version does not:
 it is drawn later, and a replica has one version only.
+
+The hash is XXH3, at a tenth of blake2b's cost a byte. It is no cryptographic one: whoever makes two texts
+collide sends their own requests to the wrong replica, where the engine's own cache compares tokens.
 """
 
-import hashlib
 import marshal
 from collections.abc import Mapping
 from typing import Any
+
+import xxhash
 
 from scheduler.contracts import requests
 from scheduler.core import prefixes
@@ -20,6 +24,7 @@ _BEFORE = (
     "tools", "functions", "tool_choice", "documents", "chat_template", "chat_template_kwargs",
     "response_format", "mm_processor_kwargs", "add_special_tokens", "reasoning_effort",
 )  # fmt: skip
+_ANY = frozenset(_BEFORE)
 _PLAIN = frozenset({"role", "content"})
 
 
@@ -29,28 +34,31 @@ def of(
     """Return the fingerprints of a request's prompt; none for embeddings, which share nothing."""
     if request.endpoint is requests.Endpoint.EMBEDDINGS:
         return prefixes.NONE
-    body = request.body
-    text = _text(body)
-    return chain(_seed(request.model, request.adapter, body), text, chunk_bytes)
+    return chain(
+        _seed(request.model, request.adapter, request.body), _text(request.body), chunk_bytes
+    )
 
 
-def chain(seed: bytes, text: bytes, chunk_bytes: int = prefixes.CHUNK_BYTES) -> prefixes.Prefix:
+def chain(seed: int, text: bytes, chunk_bytes: int = prefixes.CHUNK_BYTES) -> prefixes.Prefix:
     """Return the fingerprints of ``text``, each chained to the one before and to ``seed``."""
     found: list[int] = []
     size, start, end = len(text), 0, max(1, chunk_bytes // prefixes.FIRST_FRACTION)
-    state = seed
+    whole, state = memoryview(text), seed
     while end <= size:
-        state = hashlib.blake2b(state + text[start:end], digest_size=8).digest()
-        found.append(int.from_bytes(state, "big"))
+        state = xxhash.xxh3_64_intdigest(whole[start:end], state)
+        found.append(state)
         start, end = end, end * 2 if end < chunk_bytes else end + chunk_bytes
     return prefixes.Prefix(tuple(found), size)
 
 
-def _seed(model: str, adapter: str | None, body: Mapping[str, Any]) -> bytes:
-    before = {name: body[name] for name in _BEFORE if body.get(name)}
+def _seed(model: str, adapter: str | None, body: Mapping[str, Any]) -> int:
+    # Most bodies name none of these fields; the intersection says so without a loop.
+    before = (
+        {name: body[name] for name in _BEFORE if body.get(name)} if _ANY & body.keys() else None
+    )
     salt = body.get("cache_salt")  # vLLM shares blocks between requests of one salt only
     head = f"{model}\0{adapter or ''}\0{salt or ''}\0".encode("utf-8", "surrogatepass")
-    return head + _packed(before) if before else head
+    return xxhash.xxh3_64_intdigest(head + _packed(before) if before else head)
 
 
 def _text(body: Mapping[str, Any]) -> bytes:
@@ -64,8 +72,10 @@ def _text(body: Mapping[str, Any]) -> bytes:
         if not isinstance(message, Mapping):
             continue
         content = message.get("content")
-        parts.append(b"\0%b\0" % str(message.get("role")).encode("utf-8", "surrogatepass"))
-        if content is not None:
+        parts.append(f"\0{message.get('role')}\0".encode("utf-8", "surrogatepass"))
+        if type(content) is str:
+            parts.append(content.encode("utf-8", "surrogatepass"))
+        elif content is not None:
             parts.append(_bytes(content))
         if len(message) > 2:  # names, tool calls and their ids: whole, after the text
             rest = {key: value for key, value in message.items() if key not in _PLAIN}

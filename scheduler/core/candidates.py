@@ -85,20 +85,30 @@ class Group:
 
     Attributes:
         members: sorted by replica id.
+        loads, seeds: theirs, in the same order.
+        named: members by id.
         least_context: no member has less.
         longs: where long prompts go; all of them if the group is too small to set any apart.
     """
 
-    __slots__ = ("_ranked", "least_context", "longs", "members")
+    __slots__ = ("_ranked", "least_context", "loads", "longs", "members", "named", "seeds")
 
     def __init__(self, members: Sequence[Member], long_share: float) -> None:
         self.members = sorted(members, key=lambda member: member.replica_id)
+        self.named = {member.replica_id: member for member in self.members}
+        self.loads = [member.load for member in self.members]
+        self.seeds = [member.seed for member in self.members]
         self.least_context = min(member.replica.spec.max_context for member in self.members)
         count = max(1, math.ceil(len(self.members) * long_share))
         # The largest contexts first; among equals by hash, so that a restart moves little.
         ranked = sorted(self.members, key=lambda m: (-m.replica.spec.max_context, m.seed))
         self.longs = frozenset(member.replica_id for member in ranked[:count])
         self._ranked: dict[str, list[Member]] = {}
+
+    def highest(self, key: int) -> Member:
+        """Return the member with the highest claim on ``key``."""
+        claims = [(seed ^ key) * _ODD & _MASK for seed in self.seeds]
+        return self.members[claims.index(max(claims))]
 
     def ranked(self, name: str) -> list[Member]:
         """Return the members by their claim on ``name``; computed once for each name."""
@@ -140,8 +150,6 @@ class Fleet:
             members[replica.replica_id] = member
         self._members = members
         self._loads.forget(members.keys())
-        for name, member in members.items():
-            member.load = self._loads.at(name)
         shapes = tuple(_shape(member.replica) for member in members.values())
         if shapes != self._shapes:
             self._shapes = shapes

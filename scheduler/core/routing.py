@@ -104,6 +104,9 @@ class Choice:
     cached_share: float = 0.0
 
 
+STALE = "round-robin: stale statistics"
+
+
 class Outlook(enum.StrEnum):
     """Whether waiting for a model makes sense."""
 
@@ -156,31 +159,31 @@ def choose(ask: Ask, at: Situation, policy: Policy = DEFAULT) -> Choice | None:
     group = at.fleet.group(ask.model, ask.version, ask.adapter, batch=batch)
     if group is None:
         return None
-    able = _able(ask, group, at)
-    if not able:
-        return None
     if group.stale(at.now):
-        return Choice(able[at.turn % len(able)].replica, "round-robin: stale statistics")
-    field = _Field(ask, at, policy, group, able)
+        able = _able(ask, group.members, group, at)
+        return Choice(able[at.turn % len(able)].replica, STALE) if able else None
+    field = _Field(ask, at, policy, group)
     for reason, scorer in SCORERS:
         scores = scorer(field)
         if scores:
-            return _pick(field, scores, reason)
-    chosen = _least(field, able)
-    return Choice(chosen.replica, "least work in flight", at.held.get(chosen.replica_id, 0.0))
+            return field.choice(_best(field, scores), reason)
+    member = _least(field)
+    return None if member is None else field.choice(member, "least work in flight")
 
 
-def _able(ask: Ask, group: candidates.Group, at: Situation) -> list[Member]:
-    """Return the members that have room now, in the order of their ids."""
+def _able(
+    ask: Ask, members: Sequence[Member], group: candidates.Group, at: Situation
+) -> list[Member]:
+    """Return those of ``members`` that have room now, in their order."""
     seats, kv = ask.seats, ask.kv_tokens
     if ask.tier is requests.Tier.BATCH:
-        able = [m for m in group.members if batch_room(m, at.now) >= seats and _kv_batch(m, kv)]
+        able = [m for m in members if batch_room(m, at.now) >= seats and _kv_batch(m, kv)]
     else:
         # Batch does not count: the replica aborts it for us (rung 0). An idle replica takes anything:
         # what does not fit its KV cache at all is for the engine to refuse, in its own words.
         able = [
             m
-            for m in group.members
+            for m in members
             if (held := m.load).urgent + seats <= m.seats
             and (held.urgent_kv + kv <= m.kv_limit or not held.urgent)
         ]
@@ -220,40 +223,49 @@ def batch_room(member: Member, now: float) -> int:
 
 
 class _Field:
-    """The members that have room, and the load beyond which one of them is saturated."""
+    """A group as one request finds it: the work in flight, and where a replica counts as saturated.
 
-    __slots__ = ("able", "ask", "at", "bound", "group", "policy")
+    Attributes:
+        tokens: work of each member, in the group's order.
+        bound: tokens beyond which a member is saturated.
+    """
 
-    def __init__(
-        self,
-        ask: Ask,
-        at: Situation,
-        policy: Policy,
-        group: candidates.Group,
-        able: list[Member],
-    ) -> None:
-        self.ask, self.at, self.policy, self.group, self.able = ask, at, policy, group, able
-        total = sum([m.load.tokens for m in group.members]) + ask.prompt_tokens + ask.output_tokens
-        self.bound = max(policy.slack_tokens, policy.factor * total / len(group.members))
+    __slots__ = ("ask", "at", "bound", "group", "policy", "tokens")
 
-    def saturated(self, member: Member, cached_share: float = 0.0) -> bool:
+    def __init__(self, ask: Ask, at: Situation, policy: Policy, group: candidates.Group) -> None:
+        self.ask, self.at, self.policy, self.group = ask, at, policy, group
+        self.tokens = [held.tokens for held in group.loads]
+        total = sum(self.tokens) + ask.prompt_tokens + ask.output_tokens
+        self.bound = max(policy.slack_tokens, policy.factor * total / len(self.tokens))
+
+    def able(self, members: Sequence[Member]) -> list[Member]:
+        """Return those of ``members`` that have room."""
+        return _able(self.ask, members, self.group, self.at)
+
+    def saturated(self, member: Member) -> bool:
         """Whether the request would bring a member beyond the bound; never an idle one."""
         held = member.load.tokens
-        own = self.ask.prompt_tokens * (1 - cached_share) + self.ask.output_tokens
+        cached = self.at.held.get(member.replica_id, 0.0)
+        own = self.ask.prompt_tokens * (1 - cached) + self.ask.output_tokens
         return held > 0 and held + own > self.bound
+
+    def fit(self, members: Sequence[Member]) -> list[Member]:
+        """Return those of ``members`` that have room and are not saturated."""
+        return [member for member in self.able(members) if not self.saturated(member)]
+
+    def choice(self, member: Member, reason: str) -> Choice:
+        """Return the choice of ``member``."""
+        return Choice(member.replica, reason, self.at.held.get(member.replica_id, 0.0))
 
 
 def _holders(field: _Field) -> dict[Member, float]:
-    """Score by the cached part of the prompt, where that is worth something and there is room."""
+    """Score by the cached part of the prompt, where that is worth something."""
     held, least = field.at.held, field.policy.least_share
-    if not held:
+    named = [name for name, share in held.items() if share >= least]
+    if not named:
         return {}
-    found = {}
-    for member in field.able:
-        share = held.get(member.replica_id, 0.0)
-        if share >= least and not field.saturated(member, share):
-            found[member] = share
-    return found
+    known = [member for name in named if (member := field.group.named.get(name)) is not None]
+    return {member: held[member.replica_id] for member in field.fit(known)}
 
 
 def _hinted(field: _Field) -> dict[Member, float]:
@@ -261,22 +273,21 @@ def _hinted(field: _Field) -> dict[Member, float]:
     if field.ask.hint is None:
         return {}
     key = candidates.hash_of(field.ask.hint)
-    best = max(field.able, key=lambda member: member.claim(key))
-    if not field.saturated(best):
-        return {best: 1.0}
-    rest = [member for member in field.able if not field.saturated(member)]
-    return {max(rest, key=lambda member: member.claim(key)): 1.0} if rest else {}
+    fit = field.fit([field.group.highest(key)])
+    if not fit:
+        fit = field.fit(field.group.members)
+    return {max(fit, key=lambda member: member.claim(key)): 1.0} if fit else {}
 
 
 def _adapted(field: _Field) -> dict[Member, float]:
     """Score 1 for the replicas that an adapter is kept on: as many as its part of the traffic needs."""
     adapter, members = field.ask.adapter, field.group.members
-    width = max(1, round(field.at.adapter_share * field.policy.factor * len(members)))
-    if adapter is None or width >= len(members):
+    if adapter is None:
         return {}
-    kept = field.group.ranked(adapter)[:width]
-    able = set(field.able)
-    return {member: 1.0 for member in kept if member in able and not field.saturated(member)}
+    width = max(1, round(field.at.adapter_share * field.policy.factor * len(members)))
+    if width >= len(members):
+        return {}
+    return dict.fromkeys(field.fit(field.group.ranked(adapter)[:width]), 1.0)
 
 
 Scorer = Callable[[_Field], Mapping[Member, float]]
@@ -285,32 +296,40 @@ SCORERS: tuple[tuple[str, Scorer], ...] = (
     ("cache hint", _hinted),
     ("adapter is there", _adapted),
 )
-"""In the order of what they save; each scores, in (0, 1], only replicas that it would have, and the next
-is asked only where it would have none. What a swap of adapters costs is less than a prefill saved."""
+"""In the order of what they save: a prefill is dearer than the loading of an adapter. Each scores, in
+(0, 1], only replicas that it would have; the next is asked where it would have none, and where none of
+them would, the least work in flight decides."""
 
 
-def _pick(field: _Field, scores: Mapping[Member, float], reason: str) -> Choice:
-    """Return the best by score, among equals the one with the least work."""
+def _best(field: _Field, scores: Mapping[Member, float]) -> Member:
+    """Return the member with the best score, among equals the one with the least work."""
     best = max(scores.values())
     ties = [member for member, score in scores.items() if score == best]
-    chosen = _least(field, ties)
-    return Choice(chosen.replica, reason, field.at.held.get(chosen.replica_id, 0.0))
+    return _even(field, ties, [member.load.tokens for member in ties])
 
 
-def _least(field: _Field, members: Sequence[Member]) -> Member:
-    """Return the member with the least work in flight.
+def _least(field: _Field) -> Member | None:
+    """Return the member with the least work in flight of those that have room."""
+    members = field.group.members
+    found = field.able([_even(field, members, field.tokens)])
+    if not found:
+        found = field.able(members)
+    return _even(field, found, [member.load.tokens for member in found]) if found else None
 
-    Among equals a new prefix goes where its hash says, so that workers and hosts agree on it; what has
-    none is drawn.
+
+def _even(field: _Field, members: Sequence[Member], tokens: Sequence[int]) -> Member:
+    """Return the member with the fewest tokens.
+
+    Among equals a new prefix goes where its hash says, so that workers and hosts agree on it; a prompt
+    without one is drawn.
     """
-    if len(members) == 1:
-        return members[0]
-    tokens = [member.load.tokens for member in members]
     least = min(tokens)
-    ties = [member for member, has in zip(members, tokens, strict=True) if has == least]
-    if len(ties) == 1:
-        return ties[0]
+    if tokens.count(least) == 1:
+        return members[tokens.index(least)]
     key = field.at.key
+    if key is not None and len(members) == len(field.tokens) and max(tokens) == least:
+        return field.group.highest(key)  # all are equal, as in an idle fleet
+    ties = [member for member, has in zip(members, tokens, strict=True) if has == least]
     if key is None:
         return ties[int(field.at.draw * len(ties))]
     return max(ties, key=lambda member: member.claim(key))

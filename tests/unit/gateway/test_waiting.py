@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway import affinity, asks, dependencies, local_room, settings, waiting
+from gateway import asks, dependencies, local_room, settings, waiting
 from scheduler.contracts import clock, errors, fleet, ids, ports, requests, usage
 from tests.unit.gateway import harness
 
@@ -201,28 +201,6 @@ async def test_the_background_follows_time_and_view(fake_clock: clock.FakeClock)
     assert running.cancelled()
 
 
-def test_fingerprints_cover_the_beginning_the_tools_and_the_adapter() -> None:
-    def of(system: str, question: str, **fields: Any) -> bytes | None:
-        messages = [
-            {"role": "system", "content": system},
-            {"role": "user", "content": question},
-        ]
-        body = harness.chat_body(messages=messages, **fields.pop("more", {}))
-        return affinity.fingerprint(inference("x", body=body, **fields))
-
-    long = "You are a helpful guide. " * 60
-    assert of(long, "a") == of(long, "b") is not None
-    assert of("short", "a") is None
-    assert of(long, "a") != of(long, "a", adapter="poet")
-    assert of(long, "a") != of(long, "a", more={"tools": [{"type": "function"}]})
-    parts = [{"type": "text", "text": long}]
-    assert affinity.fingerprint(
-        inference("x", body={"messages": [{"role": "user", "content": parts}]})
-    )
-    ids_prompt = affinity.fingerprint(inference("x", body={"prompt": list(range(100))}))
-    assert ids_prompt == affinity.fingerprint(inference("x", body={"prompt": list(range(100))}))
-
-
 async def test_the_same_prefix_goes_where_it_went(fake_clock: clock.FakeClock) -> None:
     replicas = [harness.make_replica(f"r{n}") for n in range(4)]
     made, _ = room(fake_clock, harness.make_view(replicas), draw=0.6)
@@ -235,12 +213,3 @@ async def test_the_same_prefix_goes_where_it_went(fake_clock: clock.FakeClock) -
         grant.close()
         made.leave(waiter)
     assert len(set(took)) == 1
-
-
-def test_homes_forget_the_least_recently_used() -> None:
-    homes = affinity.Homes(size=2)
-    for key in (b"a", b"b", b"a", b"c"):
-        homes.note(key, ids.ReplicaId(key.decode()))
-    assert [homes.find(key) for key in (b"a", b"b", b"c")] == ["a", None, "c"]
-    homes.note(None, ids.ReplicaId("x"))
-    assert homes.find(None) is None
