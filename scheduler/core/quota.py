@@ -185,10 +185,10 @@ class Book:
         self._plans.clear()
         before, self._meters = self._meters, {}
         for key, meter in before.items():
-            for limit in self._rules.matching(key.team, key.name, key.name, key.model, key.tier):
-                if limit.key == key:
-                    meter.change(limit)
-                    self._meters[key] = meter
+            limit = self._rules.of(key)
+            if limit is not None:
+                meter.change(limit)
+                self._meters[key] = meter
 
     def used(self, now_us: int) -> dict[limits.Key, int]:
         """Return what is used and reserved of every counter that was moved since the start."""

@@ -10,6 +10,7 @@ import enum
 from typing import NamedTuple
 
 EVERY = "*"  # as a team or a name: each one that has no limit of its own
+MOST = 10**15  # tokens of many years, or a billion units of money
 MONEY = 1_000_000  # micro-units in one unit of the site's currency
 _DAY_US = 86_400_000_000
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -151,10 +152,14 @@ class Rules:
         """Whether there are any."""
         return bool(self._by_owner)
 
-    def covers(self, key: Key) -> bool:
-        """Return whether a counter is limited by one of them."""
-        found = self.matching(key.team, key.name, key.name, key.model, key.tier)
-        return any(limit.key == key for limit in found)
+    def of(self, key: Key) -> Limit | None:
+        """Return the limit of a counter, as it was set: its own, or one for `EVERY`; None without."""
+        names = ("",) if key.scope is Scope.TEAM else (key.name, EVERY)
+        for owner in ((key.scope, team, name) for team in (key.team, EVERY) for name in names):
+            for limit in self._by_owner.get(owner, ()):
+                if limit.key[3:] == key[3:]:
+                    return limit
+        return None
 
     def matching(self, team: str, user: str, key_id: str, model: str, tier: str) -> list[Limit]:
         """Return one limit for each counter that the claim moves, named by its real owner.

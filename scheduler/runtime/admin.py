@@ -59,17 +59,18 @@ def router(
     registry: store.Registry, source: ports.FleetSource, time: clock.Clock
 ) -> fastapi.APIRouter:
     """Return the routes; the app must set ``request.state.caller`` and map `errors.ForebayError`."""
-    routes = fastapi.APIRouter(prefix="/admin", tags=["admin"], route_class=_Guarded)
+    routes = fastapi.APIRouter(prefix="/admin", tags=["admin"], route_class=Guarded)
     _add_reads(routes, registry, source, time)
     _add_keys(routes, registry, time)
     _add_changes(routes, registry)
     return routes
 
 
-class _Guarded(fastapi.routing.APIRoute):
+class Guarded(fastapi.routing.APIRoute):
     """Turns a registry that does not answer into an error that callers know."""
 
     def get_route_handler(self) -> Callable[[fastapi.Request], Any]:
+        """Wrap the route."""
         handler = super().get_route_handler()
 
         async def guarded(request: fastapi.Request) -> fastapi.Response:

@@ -8,7 +8,7 @@ from urllib import parse
 
 from accounting import billing_commands
 from scheduler.contracts import command_line, ports, requests, times
-from scheduler.runtime import listing
+from scheduler.runtime import listing, quota_commands
 
 KINDS = ("models", "replicas", "leases", "nodes", "queue", "plan", "events")
 Doctor = Callable[[TextIO], int]
@@ -18,6 +18,7 @@ _EXAMPLES = """examples:
   fctl scale chat 3             keep three replicas warm
   fctl update model=chat replicas=3 batch=hold
   fctl key create --team physics --user ada --tiers interactive,batch --expires now+30days
+  fctl quota set team=physics tokens_per_day=20M
   fctl drain r-0123456789ab     take a replica away, another one is started
   fctl resume chat              end a model's quarantine
   fctl rate add output=1.50 from=2026-12-01 reason='list of December'
@@ -82,6 +83,7 @@ def _parser() -> command_line.Parser:
     add("doctor", "check the site's Slurm configuration", _explain)
     _add_key(commands)
     billing_commands.add(commands)
+    quota_commands.add(commands)
     return parser
 
 

@@ -78,7 +78,7 @@ async def check(
     drifts = {
         place: drift(before.get(place), found.get(place, (0, 0)), after.get(place))
         for place in {*found, *before, *after}
-        if rules.covers(place[0])
+        if rules.of(place[0]) is not None
     }
     checked = {place: counted.checked_us for place, counted in after.items()}
     await asyncio.to_thread(registry.correct, drifts, checked, time.wall_us())
