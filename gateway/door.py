@@ -1,4 +1,4 @@
-"""The ASGI middleware before every route: who asks, and how much they may send.
+"""The ASGI middleware before every route of the application: who asks, and how much they may send.
 
 Plain ASGI on purpose: middleware that wraps the response in a task of its own hides from the routes
 that the client has left.
@@ -7,10 +7,9 @@ that the client has left.
 from starlette import types
 
 from gateway import error_map, settings
-from scheduler.contracts import errors, ports, requests
+from scheduler.contracts import errors, ports
 
 OPEN_PATHS = frozenset({"/health", "/openapi.json"})
-INFERENCE_PATHS = frozenset(endpoint.value for endpoint in requests.Endpoint)
 
 
 class _Left(Exception):
@@ -61,9 +60,9 @@ class Door:
         self, scope: types.Scope, headers: dict[bytes, bytes], receive: types.Receive
     ) -> types.Receive:
         kind = headers.get(b"content-type", b"").lower()
-        buffered = scope["path"] in INFERENCE_PATHS or b"json" in kind.partition(b";")[0]
+        buffered = b"json" in kind.partition(b";")[0]
         if b"jsonl" in kind or b"ndjson" in kind:
-            buffered = scope["path"] in INFERENCE_PATHS
+            buffered = False
         limit = self._options.body_limit if buffered else self._options.upload_limit
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > limit:

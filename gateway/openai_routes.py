@@ -6,8 +6,8 @@ from typing import Any
 import fastapi
 from starlette import responses
 
-from gateway import assembly, catalog, checks, http_answer, resolve
-from scheduler.contracts import errors, ids, requests
+from gateway import assembly, catalog, resolve
+from scheduler.contracts import errors, requests
 
 _WISHES = """
 
@@ -47,7 +47,7 @@ def router(gateway: assembly.Gateway) -> fastapi.APIRouter:
     for endpoint in requests.Endpoint:
         made.add_api_route(
             endpoint.value,
-            _inference(gateway, endpoint),
+            _elsewhere(endpoint),
             methods=["POST"],
             summary=_SUMMARIES[endpoint],
             description=_SUMMARIES[endpoint] + _WISHES,
@@ -62,23 +62,11 @@ def router(gateway: assembly.Gateway) -> fastapi.APIRouter:
     return made
 
 
-def _inference(
-    gateway: assembly.Gateway, endpoint: requests.Endpoint
-) -> Callable[[fastapi.Request], Awaitable[responses.Response]]:
-    async def serve(request: fastapi.Request) -> responses.Response:
-        body = checks.parse(await request.body())
-        checks.check(endpoint, body, gateway.deps.settings.extra_fields)
-        credential: requests.Caller = request.state.caller
-        source = resolve.Source(
-            endpoint=endpoint,
-            body=body,
-            caller=resolve.acting_for(credential, request.headers),
-            wishes=resolve.wishes(request.headers, body),
-            arrived_us=gateway.deps.clock.wall_us(),
-            batch=resolve.batch_ref(credential, request.headers),
-        )
-        checked = resolve.request(source, gateway.room.view(), ids.RequestId(ids.uuid7()))
-        return http_answer.Answer(gateway.path, checked)
+def _elsewhere(endpoint: requests.Endpoint) -> Callable[[], Awaitable[None]]:
+    """Return the route that documents what `hotpath` answers before FastAPI hears of it."""
+
+    async def serve() -> None:
+        raise errors.Internal("an inference route was asked past the gateway's own protocol")
 
     serve.__name__ = endpoint.name.lower()
     return serve

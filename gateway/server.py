@@ -3,14 +3,16 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import fastapi
 import uvicorn
 
-from gateway import app, assembly, dependencies, grpc_server, protocol, settings
+from gateway import app, assembly, dependencies, grpc_server, hotpath, protocol, settings
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,19 +53,21 @@ async def serve(
     ending = stop or asyncio.Event()
     with _listen(table) as bound, _signals(ending if stop is None else None):
         async with assembly.running(deps) as gateway:
-            http = _Uvicorn(_config(app.create(gateway, routers), table))
+            http = _Uvicorn(_config(app.create(gateway, routers), hotpath.HotPath(gateway)))
             grpc = grpc_server.server(gateway)
             try:
                 grpc_port = await grpc.start(f"{table.host}:{table.grpc_port}")
             except RuntimeError as error:
                 raise OSError(f"[gateway] grpc_port {table.grpc_port}: {error}") from error
             serving = asyncio.create_task(http.serve(sockets=[bound]))
+            sweeping = asyncio.create_task(protocol.sweep(http.server_state.connections))
             try:
                 if ready is not None:
                     http_port = bound.getsockname()[1]
                     ready(Addresses(f"{table.host}:{http_port}", f"{table.host}:{grpc_port}"))
                 await _first(ending, serving)
             finally:
+                sweeping.cancel()
                 await _stop(gateway, http, grpc, serving)
 
 
@@ -83,16 +87,17 @@ async def _stop(
         raise error
 
 
-def _config(application: fastapi.FastAPI, table: settings.GatewaySettings) -> uvicorn.Config:
+def _config(application: fastapi.FastAPI, hot: hotpath.HotPath) -> uvicorn.Config:
+    # uvicorn asks for a class, and calls it.
+    made: Any = functools.partial(protocol.Protocol, hot)
     return uvicorn.Config(
         application,
-        http=protocol.Protocol,
+        http=made,
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=75,  # longer than the idle time of usual clients and proxies
         timeout_graceful_shutdown=5,  # answers have been drained before
     )
 

@@ -1,0 +1,334 @@
+"""One request for inference on a client's connection: its body as it comes, and the bytes of its answer.
+
+Stands where uvicorn's request-response cycle would, and has what the protocol uses of one. It knows HTTP and
+nothing of what is asked; `hotpath` knows that.
+"""
+
+import asyncio
+import collections
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from uvicorn.protocols.http import flow_control, httptools_impl
+
+from gateway import error_map, sse
+from scheduler.contracts import errors, frames, requests
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_SSE = b"".join(b"%b: %b\r\n" % (k.encode(), v.encode()) for k, v in sse.HEADERS.items())
+_CLOSE = b"connection: close\r\n"
+_OK = httptools_impl.STATUS_LINE[200]
+_UNASKED = 64 * 1024  # bytes of a body that are read before its sender is known
+
+
+class State(Protocol):
+    """What is read of uvicorn's server state."""
+
+    default_headers: list[tuple[bytes, bytes]]
+
+
+class Connection(Protocol):
+    """What is used of the connection that a request came on."""
+
+    transport: asyncio.Transport
+    flow: flow_control.FlowControl
+    headers: list[tuple[bytes, bytes]]
+    expect_100_continue: bool
+    server_state: Any
+
+    def on_response_complete(self) -> None:
+        """Go on with the connection: the answer is written."""
+
+
+Serve = Callable[["Exchange"], Coroutine[Any, Any, None]]
+
+
+class Exchange:
+    """A request and its answer.
+
+    Args:
+        connection: where it came from.
+        serve: answers it, in a task that is cancelled when the client leaves.
+        endpoint: what it asks for.
+        http10: the client knows no chunks.
+        keep_alive: the connection may serve another request.
+
+    Attributes:
+        headers: with lower-case names.
+        body: what has come of the body.
+        more_body: more of it is to come.
+        disconnected: the client has left.
+        response_complete: the answer is written.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_expects",
+        "_flow",
+        "_http10",
+        "_limit",
+        "_more",
+        "_serve",
+        "_task",
+        "_tasks",
+        "body",
+        "disconnected",
+        "endpoint",
+        "headers",
+        "keep_alive",
+        "more_body",
+        "response_complete",
+        "transport",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        serve: Serve,
+        endpoint: requests.Endpoint,
+        *,
+        http10: bool,
+        keep_alive: bool,
+    ) -> None:
+        self.endpoint = endpoint
+        self.headers = connection.headers
+        self.transport = connection.transport
+        self.body = bytearray()
+        self.more_body = True
+        self.disconnected = False
+        self.response_complete = False
+        self.keep_alive = keep_alive
+        self._connection = connection
+        self._flow = connection.flow
+        self._expects = connection.expect_100_continue
+        self._http10 = http10
+        self._serve = serve
+        self._limit = -1  # the body is not wanted yet
+        self._more: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def message_event(self) -> "Exchange":
+        """What the protocol calls `set` on."""
+        return self
+
+    def begin(self, loop: asyncio.AbstractEventLoop, tasks: "set[asyncio.Task[None]]") -> None:
+        """Start to answer; the connection's earlier requests have been answered."""
+        self._tasks = tasks
+        self._task = loop.create_task(self._run())
+        tasks.add(self._task)
+
+    async def _run(self) -> None:
+        try:
+            await self._serve(self)
+        except asyncio.CancelledError:
+            if not self.disconnected:  # the server stops: nobody else would end the connection
+                self.transport.close()
+        finally:
+            if self._task is not None:
+                self._tasks.discard(self._task)
+
+    def feed(self, data: bytes) -> None:
+        """Take a piece of the body; what comes after the answer is thrown away."""
+        if self.response_complete:
+            return
+        self.body += data
+        if self._limit < 0:
+            if len(self.body) > _UNASKED:
+                self._flow.pause_reading()
+        elif len(self.body) > self._limit:
+            self.set()
+
+    def set(self) -> None:
+        """Hear from the protocol that the body is whole, or that the client has left."""
+        if self.disconnected:
+            if self._task is not None and not self.response_complete:
+                self._task.cancel()
+        elif self._more is not None and not self._more.done():
+            self._more.set_result(None)
+
+    def header(self, name: bytes) -> str | None:
+        """Return a header's value, the last one of several."""
+        for key, value in reversed(self.headers):
+            if key == name:
+                return value.decode("latin-1")
+        return None
+
+    async def read(self, limit: int) -> bytes:
+        """Return the whole body.
+
+        Args:
+            limit: the most bytes that it may have; not one more is kept.
+
+        Raises:
+            errors.BodyTooLarge: it has more.
+        """
+        if self.more_body:
+            length = self.header(b"content-length") or ""
+            if length.isdigit() and int(length) > limit:
+                raise _too_large(limit)
+            self._limit = limit
+            if self._expects:
+                self._expects = False
+                self.transport.write(_CONTINUE)
+            while self.more_body and len(self.body) <= limit:
+                self._flow.resume_reading()
+                self._more = asyncio.get_running_loop().create_future()
+                await self._more
+        if len(self.body) > limit:
+            self.body = bytearray()
+            raise _too_large(limit)
+        return bytes(self.body)
+
+    def outlet(self, request: requests.InferenceRequest) -> "Stream | Whole":
+        """Return where the answer to ``request`` goes."""
+        kind = Stream if request.stream else Whole
+        return kind(self, request.request_id)
+
+    def write(self, data: bytes) -> bool:
+        """Write to the client; False: it is behind."""
+        if self.disconnected:
+            return True
+        self.transport.write(data)
+        return not self._flow.write_paused
+
+    async def drained(self) -> None:
+        """Return once the client has read enough."""
+        await self._flow.drain()
+
+    def head(self, status: bytes, headers: bytes) -> bytes:
+        """Return a response's head, the blank line included."""
+        parts = [status]
+        for name, value in self._connection.server_state.default_headers:
+            parts += (name, b": ", value, b"\r\n")
+        parts.append(headers)
+        if self._expects and self.more_body:
+            self.keep_alive = False  # what comes next may be the body, or may not
+        if not self.keep_alive:
+            parts.append(_CLOSE)
+        parts.append(b"\r\n")
+        return b"".join(parts)
+
+    def stream_head(self, request_id: str) -> bytes:
+        """Return the head of a stream."""
+        if self._http10:
+            self.keep_alive = False  # its end is the connection's end
+            return self.head(_OK, b"%bx-forebay-request-id: %b\r\n" % (_SSE, request_id.encode()))
+        more = b"%bx-forebay-request-id: %b\r\ntransfer-encoding: chunked\r\n"
+        return self.head(_OK, more % (_SSE, request_id.encode()))
+
+    def chunk(self, data: bytes) -> bytes:
+        """Return ``data`` as a piece of a stream."""
+        return data if self._http10 else b"%x\r\n%b\r\n" % (len(data), data)
+
+    def end(self, last: bytes = b"") -> None:
+        """End a stream."""
+        self._finish(last if self._http10 else last + b"0\r\n\r\n")
+
+    def answer(self, body: bytes, request_id: str) -> None:
+        """Answer with a JSON body."""
+        more = (
+            b"x-forebay-request-id: %b\r\ncontent-length: %d\r\ncontent-type: application/json\r\n"
+        )
+        self._finish(self.head(_OK, more % (request_id.encode(), len(body))) + body)
+
+    def refuse(self, error: errors.ForebayError, request_id: str = "") -> None:
+        """Answer with an error."""
+        body = error_map.body(error)
+        headers = error_map.headers(error)
+        if request_id:
+            headers["x-forebay-request-id"] = request_id
+        if isinstance(error, errors.Unauthenticated):
+            headers["www-authenticate"] = "Bearer"
+        headers |= {"content-length": str(len(body)), "content-type": "application/json"}
+        lines = b"".join(b"%b: %b\r\n" % (k.encode(), v.encode()) for k, v in headers.items())
+        self._finish(self.head(httptools_impl.STATUS_LINE[error.status], lines) + body)
+
+    def _finish(self, data: bytes) -> None:
+        if self.disconnected or self.response_complete:
+            return
+        self.response_complete = True
+        self.body = bytearray()
+        if data:
+            self.transport.write(data)
+        if not self.keep_alive:
+            self.transport.close()
+        self._connection.on_response_complete()
+
+
+class Stream:
+    """Sends SSE bytes as they come; the status line goes out with the first of them."""
+
+    __slots__ = ("_exchange", "_request_id", "begun")
+
+    def __init__(self, exchange: Exchange, request_id: str) -> None:
+        self._exchange = exchange
+        self._request_id = request_id
+        self.begun = False
+
+    def data(self, frame: frames.Frame) -> bool:
+        """Send a frame's bytes; False: the client is behind."""
+        payload = frame.payload
+        exchange = self._exchange
+        if not payload:
+            return True
+        if self.begun:
+            return exchange.write(exchange.chunk(payload))
+        self.begun = True
+        return exchange.write(exchange.stream_head(self._request_id) + exchange.chunk(payload))
+
+    async def drained(self) -> None:
+        """Return once the client has read enough."""
+        await self._exchange.drained()
+
+    def restart(self) -> None:
+        """Nothing is collected here."""
+
+    def finish(self) -> None:
+        """End a whole answer."""
+        head = b"" if self.begun else self._exchange.stream_head(self._request_id)
+        self._exchange.end(head)
+
+    def fail(self, error: errors.ForebayError) -> None:
+        """End an answer with an error."""
+        if self.begun:
+            self._exchange.end(self._exchange.chunk(sse.error_event(error)))
+        else:
+            self._exchange.refuse(error, self._request_id)
+
+
+class Whole:
+    """Collects an answer that is not streamed; nothing is sent before it is complete."""
+
+    __slots__ = ("_exchange", "_parts", "_request_id")
+    begun = False
+
+    def __init__(self, exchange: Exchange, request_id: str) -> None:
+        self._exchange = exchange
+        self._request_id = request_id
+        self._parts: collections.deque[bytes] = collections.deque()
+
+    def data(self, frame: frames.Frame) -> bool:
+        """Keep a frame's bytes."""
+        self._parts.append(frame.payload)
+        return True
+
+    async def drained(self) -> None:
+        """Memory is never behind."""
+
+    def restart(self) -> None:
+        """Forget what a lost replica said."""
+        self._parts.clear()
+
+    def finish(self) -> None:
+        """Send the answer."""
+        self._exchange.answer(b"".join(self._parts), self._request_id)
+
+    def fail(self, error: errors.ForebayError) -> None:
+        """Send an error in its place."""
+        self._exchange.refuse(error, self._request_id)
+
+
+def _too_large(limit: int) -> errors.BodyTooLarge:
+    return errors.BodyTooLarge(f"body: larger than the limit of {limit} bytes; send less at once")

@@ -1,0 +1,72 @@
+"""A request for inference from its head to its answer: who asks, what for, and the request path.
+
+What FastAPI does for every other route is done here by hand, in one task and with few awaits.
+"""
+
+from gateway import assembly, checks, error_map, exchange, resolve
+from scheduler.contracts import ids, requests
+
+ENDPOINTS = {endpoint.value.encode(): endpoint for endpoint in requests.Endpoint}
+_WISHES = (
+    *("priority", "deadline-ms", "cache-hint", "version"),
+    *("team", "user", "batch-job", "custom-id"),
+)
+_NAMES = ("x-request-id", "traceparent", *(f"x-forebay-{wish}" for wish in _WISHES))
+_HEARD = {name.encode(): name for name in _NAMES}
+
+
+class HotPath:
+    """Answers the inference routes of one gateway worker.
+
+    Args:
+        gateway: the running parts.
+    """
+
+    def __init__(self, gateway: assembly.Gateway) -> None:
+        self._gateway = gateway
+        self._path = gateway.path
+        self._authenticator = gateway.deps.authenticator
+        self._clock = gateway.deps.clock
+        self._limit = gateway.deps.settings.body_limit
+        self._extra = gateway.deps.settings.extra_fields
+
+    async def serve(self, asked: exchange.Exchange) -> None:
+        """Answer one request; cancelled when its client leaves."""
+        try:
+            request = await self._checked(asked)
+        except Exception as error:
+            asked.refuse(error_map.known(error))
+            return
+        outlet = asked.outlet(request)
+        try:
+            await self._path.answer(request, outlet)
+        except Exception as error:
+            outlet.fail(error_map.known(error))
+        else:
+            outlet.finish()
+
+    async def _checked(self, asked: exchange.Exchange) -> requests.InferenceRequest:
+        """Return the request that ``asked`` is.
+
+        Raises:
+            errors.ForebayError: it is none that could be served.
+        """
+        credential = await self._authenticator.authenticate(asked.header(b"authorization"))
+        raw = await asked.read(self._limit)
+        arrived_us = self._clock.wall_us()
+        body = checks.parse(raw)
+        checks.check(asked.endpoint, body, self._extra)
+        headers = {
+            _HEARD[name]: value.decode("latin-1")
+            for name, value in reversed(asked.headers)
+            if name in _HEARD
+        }
+        source = resolve.Source(
+            asked.endpoint,
+            body,
+            resolve.acting_for(credential, headers),
+            resolve.wishes(headers, body),
+            arrived_us,
+            resolve.batch_ref(credential, headers),
+        )
+        return resolve.request(source, self._gateway.room.view(), ids.RequestId(ids.uuid7()))
