@@ -31,10 +31,12 @@ class Reading:
 
     Attributes:
         problems: one line for each thing that could not be read; what it held is not in the views.
+        records: where it is from, for who needs another window.
     """
 
     session: Any
     problems: tuple[str, ...]
+    records: "Books"
 
     def query(self, text: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """Run one statement with bound parameters; rows as mappings."""
@@ -70,7 +72,7 @@ class Books:
     """
 
     def __init__(self, state_dir: Path, *, memory_mb: int = 512) -> None:
-        self._state_dir = state_dir
+        self.state_dir = state_dir
         self._folder = state_dir / "parquet"
         self._memory_mb = memory_mb
         self._verified: dict[str, tuple[int, int, int]] = {}
@@ -94,7 +96,7 @@ class Books:
         else:
             raise self._lost()
         try:
-            yield Reading(session, found.problems)
+            yield Reading(session, found.problems, self)
         finally:
             session.close()
 
@@ -127,7 +129,7 @@ class Books:
         return Snapshot(rows, files, tuple(problems))
 
     def _segments(self) -> Iterator[tuple[str, segment.Segment]]:
-        for path in ship.segments(self._state_dir):
+        for path in ship.segments(self.state_dir):
             try:
                 yield path.name, segment.read_segment(path)
             except FileNotFoundError:
@@ -164,7 +166,7 @@ class Books:
             config={
                 "memory_limit": f"{self._memory_mb}MB",
                 "threads": 2,
-                "temp_directory": str(self._state_dir / "scratch"),
+                "temp_directory": str(self.state_dir / "scratch"),
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
             },

@@ -52,20 +52,19 @@ class Share:
 
 
 def by_owner(
-    state_dir: Path, records: books.Books, cuts: Sequence[int], otherwise: stepcost.Cost
+    records: books.Books, cuts: Sequence[int], otherwise: stepcost.Cost
 ) -> tuple[list[Share], tuple[str, ...]]:
     """Sum GPU time by `KEYS` in each period.
 
     Args:
-        state_dir: Forebay's state folder.
-        records: the recorded rows, for what is not in the table.
+        records: the recorded rows, for what is not in the table beside them.
         cuts: borders of the periods, ascending, at least two.
         otherwise: a token's cost for models of which too little is known.
 
     Returns:
         One share for each period, and what could not be read.
     """
-    folder = state_dir / gpu_minutes.FOLDER
+    folder = records.state_dir / gpu_minutes.FOLDER
     sums = [Share() for _ in cuts[1:]]
     stored = {
         hour_us: str(folder / hour.file)

@@ -129,7 +129,7 @@ def test_a_report_from_the_table_is_one_from_the_rows(made: Made) -> None:
     """Borders at half hours and within a minute; the newest hours are not in the table."""
     records = books.Books(made.state_dir)
     cuts = [START + 90 * gpu_fleet.MINUTE, START + 300 * gpu_fleet.MINUTE + 17, START + DAY_US // 2]
-    stored, problems = gpu_sums.by_owner(made.state_dir, records, cuts, GIVEN)
+    stored, problems = gpu_sums.by_owner(records, cuts, GIVEN)
     assert problems == ()
     expected = truth(made.day)
     whole = sum(
