@@ -196,6 +196,18 @@ class Route:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Gateway:
+    """A gateway that shares the models with others.
+
+    Attributes:
+        admission: ``host:port`` where workers of other hosts ask for a turn.
+    """
+
+    gateway_id: str
+    admission: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FleetView:
     """What a gateway knows of the fleet: the newest word of the broker, whole.
 
@@ -203,6 +215,7 @@ class FleetView:
         epoch: the leader's epoch; an older one is ignored.
         revision: grows with every change.
         received: the receiver's own monotonic seconds when it came; the age of the stats.
+        gateways: who shares the models, sorted by id; empty where each gateway is alone.
     """
 
     epoch: int
@@ -210,6 +223,7 @@ class FleetView:
     routes: Mapping[str, Route]
     replicas: tuple[Replica, ...]
     received: float = 0.0
+    gateways: tuple[Gateway, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -164,6 +164,9 @@ def view_to_pb(view: fleet.FleetView) -> pb.FleetView:
             for route in view.routes.values()
         ],
         replicas=[replica_to_pb(replica) for replica in view.replicas],
+        gateways=[
+            pb.Gateway(gateway_id=one.gateway_id, admission=one.admission) for one in view.gateways
+        ],
     )
 
 
@@ -184,6 +187,7 @@ def view_from_pb(message: pb.FleetView, received: float) -> fleet.FleetView:
         },
         replicas=tuple(replica_from_pb(replica) for replica in message.replicas),
         received=received,
+        gateways=tuple(fleet.Gateway(one.gateway_id, one.admission) for one in message.gateways),
     )
 
 

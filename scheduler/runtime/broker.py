@@ -169,13 +169,13 @@ class Leader:
             self.live.touch()
 
     def _note_silence(self, now: float) -> None:
-        """Tell gateways when an agent goes silent: nothing else would change then."""
+        """Tell gateways when an agent or another gateway goes silent: nothing else would change then."""
         speaking = frozenset(
             lease_id
             for lease_id, entry in self.live.leases.items()
             if entry.seen is not None and now - entry.seen <= self._parts.options.agent_silent_s
         )
-        if speaking != self._speaking:
+        if self.live.gateways.changed(now) or speaking != self._speaking:
             self._speaking = speaking
             self.live.touch()
 

@@ -40,6 +40,7 @@ class FleetClient:
         self._demand: tuple[fleet.Demand, ...] = ()
         self._task: asyncio.Task[None] | None = None
         self.connected = False
+        self.admission = ""  # where other hosts' workers find our queues, once that is known
 
     def start(self) -> None:
         """Begin to connect; call it on the event loop."""
@@ -105,6 +106,7 @@ class FleetClient:
                 at_us=self._time.wall_us(),
                 demand=[wire.demand_to_pb(item) for item in self._demand],
                 routes_revision=self._view.revision if self._view is not None else 0,
+                admission=self.admission,
             )
             await asyncio.sleep(REPORT_S)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from scheduler.contracts import fleet, ids, slurm, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.core import backoff, ladder, replicas, snapshot
-from scheduler.runtime import entries
+from scheduler.runtime import entries, hosts
 from scheduler.runtime.registry import holdings
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ class Live:
         self.deployments: tuple[snapshot.Deployment, ...] = ()
         self.routes: Mapping[str, fleet.Route] = {}
         self.demand: dict[str, tuple[float, dict[str, fleet.Demand]]] = {}
+        self.gateways = hosts.Hosts()
         self.failures: dict[tuple[str, str], backoff.Failures] = {}
         self.lease_pause = backoff.Failures()
         self.ladder_memory: Mapping[str, ladder.Memory] = {}

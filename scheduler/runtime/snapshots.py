@@ -189,6 +189,7 @@ def view(picture: live.Live, now: float, options: settings.Settings) -> fleet.Fl
             for known in picture.replicas.values()
             if known.replica.lease_id in speaking
         ),
+        gateways=picture.gateways.live(now),
     )
 
 

@@ -60,9 +60,12 @@ class Fleet(control_pb2_grpc.FleetServicer):
             async for report in reports:
                 gateway_id = report.gateway_id
                 demand = {item.model: wire.demand_from_pb(item) for item in report.demand}
-                self._live.absorb_demand(gateway_id, demand, self._time.monotonic())
+                now = self._time.monotonic()
+                self._live.absorb_demand(gateway_id, demand, now)
+                self._live.gateways.heard(gateway_id, report.admission, now)
         finally:
             self._live.forget_gateway(gateway_id)
+            self._live.gateways.left(gateway_id, self._time.monotonic())
             gone.set()
 
     def _view(self) -> pb.FleetView:

@@ -555,10 +555,13 @@ class GatewayReport(_message.Message):
     AT_US_FIELD_NUMBER: _builtins.int
     DEMAND_FIELD_NUMBER: _builtins.int
     ROUTES_REVISION_FIELD_NUMBER: _builtins.int
+    ADMISSION_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     at_us: _builtins.int
     routes_revision: _builtins.int
     """what this gateway routes by now"""
+    admission: _builtins.str
+    """host:port where other hosts' workers may ask it for a turn, or "" """
     @_builtins.property
     def demand(self) -> _containers.RepeatedCompositeFieldContainer[Global___Demand]: ...
     def __init__(
@@ -568,10 +571,11 @@ class GatewayReport(_message.Message):
         at_us: _builtins.int = ...,
         demand: _abc.Iterable[Global___Demand] | None = ...,
         routes_revision: _builtins.int = ...,
+        admission: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_us", b"at_us", "demand", b"demand", "gateway_id", b"gateway_id", "routes_revision", b"routes_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "at_us", b"at_us", "demand", b"demand", "gateway_id", b"gateway_id", "routes_revision", b"routes_revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -668,6 +672,28 @@ class Replica(_message.Message):
 Global___Replica: _TypeAlias = Replica  # noqa: Y015
 
 @_typing.final
+class Gateway(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    ADMISSION_FIELD_NUMBER: _builtins.int
+    gateway_id: _builtins.str
+    admission: _builtins.str
+    def __init__(
+        self,
+        *,
+        gateway_id: _builtins.str = ...,
+        admission: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "gateway_id", b"gateway_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Gateway: _TypeAlias = Gateway  # noqa: Y015
+
+@_typing.final
 class FleetView(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -675,12 +701,17 @@ class FleetView(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     ROUTES_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     revision: _builtins.int
     @_builtins.property
     def routes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Route]: ...
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Replica]: ...
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gateway]:
+        """that live now and share the models among them"""
+
     def __init__(
         self,
         *,
@@ -688,10 +719,11 @@ class FleetView(_message.Message):
         revision: _builtins.int = ...,
         routes: _abc.Iterable[Global___Route] | None = ...,
         replicas: _abc.Iterable[Global___Replica] | None = ...,
+        gateways: _abc.Iterable[Global___Gateway] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "replicas", b"replicas", "revision", b"revision", "routes", b"routes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "gateways", b"gateways", "replicas", b"replicas", "revision", b"revision", "routes", b"routes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
