@@ -35,6 +35,7 @@ def stacked(
     group: Callable[[layout.Row], str],
     value: Callable[[layout.Row], float],
     periods: tuple[str, datetime.tzinfo],
+    order: Sequence[str] = (),
 ) -> Stacked:
     """Return rows as series; beyond seven groups the small ones are one.
 
@@ -43,6 +44,7 @@ def stacked(
         group: names a row's series.
         value: a row's height.
         periods: hour, day or month, and the zone of the labels.
+        order: of the series, where several charts shall have the same colours; else by size.
     """
     unit, tz = periods
     starts = sorted({int(row["start_us"]) for row in rows})
@@ -51,7 +53,10 @@ def stacked(
     for row in rows:
         amounts = sums.setdefault(group(row), [0.0] * len(starts))
         amounts[place[int(row["start_us"])]] += value(row)
-    ordered = sorted(sums.items(), key=lambda item: (-sum(item[1]), item[0]))
+    rank = {name: number for number, name in enumerate(order)}
+    ordered = sorted(
+        sums.items(), key=lambda item: (rank.get(item[0], len(rank)), -sum(item[1]), item[0])
+    )
     few = len(_COLOURS)
     if len(ordered) > few:
         rest = [sum(column) for column in zip(*(item[1] for item in ordered[few:]), strict=True)]
@@ -67,7 +72,7 @@ def png(chart: Stacked, title: str, note: str, axis: str) -> bytes:
 
 def svg(chart: Stacked, axis: str) -> str:
     """Return an ``<svg>`` element for a page: no scripts, fonts or links, and the same for the same data."""
-    text = _picture(chart, (9, 2.6), "svg", ("", "", axis)).decode()
+    text = _picture(chart, (9, 2.3), "svg", ("", "", axis)).decode()
     return text[text.index("<svg") :]
 
 
@@ -92,9 +97,10 @@ def _picture(
     with mpl.rc_context(rc):
         figure = Figure(figsize=size, dpi=160, layout="constrained")
         backend_agg.FigureCanvasAgg(figure)
-        _plot(figure.add_subplot(), chart, title, axis)
+        axes = figure.add_subplot()
+        _plot(axes, chart, title, axis)
         if note:
-            figure.text(0.99, 0.005, note, ha="right", va="bottom", fontsize=7, color="#666666")
+            axes.set_title(note, loc="right", fontsize=8, color="#666666", pad=12)
         sink = io.BytesIO()
         stamp = {"Date": None} if form == "svg" else {"Software": None}
         figure.savefig(sink, format=form, metadata=stamp)

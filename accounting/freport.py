@@ -62,7 +62,7 @@ def _parser() -> command_line.Parser:
 def _freport(
     argv: Sequence[str], api: ports.Api, out: TextIO, err: TextIO, place: asking.Place
 ) -> int:
-    options = _parser().parse_args(list(argv))
+    options = _parser().parse_intermixed_args(list(argv))  # `team --month 2026-11 by day` too
     style = asking.style(options)
     _check(options, style, out)
     if options.html is not None:
@@ -121,8 +121,11 @@ def _usage(
     title = f"{options.report.capitalize()} usage by {period}, GPU time in {unit}"
     if {"cost", "efficiency"} & set(shown):
         title += f", cost in {answer['currency']}"
+    drawn = rows  # only GPU time has parts that are nobody's
+    if shown[0] != "gpu":
+        drawn = [row for row in rows if row["what"] == "used"]
     if options.png is not None:
-        _draw(options, rows, (shown[0], answer["currency"], period), window, tz)
+        _draw(options, drawn, (shown[0], answer["currency"], period), window, tz)
         return asking.complain("freport", [answer], err)
     if not _quiet(options, style):
         _head(title, asking.window_text(window, tz), out)
@@ -130,7 +133,7 @@ def _usage(
         from accounting import bars
 
         wide = command_line.colour(out) and "NO_COLOR" not in env
-        bars.draw(rows, options.report, (shown[0], answer["currency"]), out, colour=wide)
+        bars.draw(drawn, options.report, (shown[0], answer["currency"]), out, colour=wide)
     else:
         about = {**asking.about(window, tz), "currency": answer["currency"]}
         asking.emit(columns, rows, tz, (options, style, about), out)

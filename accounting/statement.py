@@ -70,8 +70,8 @@ def render(
         hours=lambda value: f"{value / _HOUR_US:,.2f}",
         money=_money,
         exact=money.show,
-        moment=lambda us: f"{windows.moment(us).astimezone(zone):%d %B %Y, %H:%M}",
-        day=lambda us: f"{windows.moment(us).astimezone(zone):%d %B %Y}",
+        moment=lambda us: _day(windows.moment(us).astimezone(zone), clock=True),
+        day=lambda us: _day(windows.moment(us).astimezone(zone)),
     )
     first = datetime.date.fromisoformat(f"{bill['month']}-01")
     return page.get_template("statement.html").render(
@@ -79,16 +79,21 @@ def render(
         bill=bill,
         statements=[_statement(bill, team, ask, zone) for team in teams],
         prices=_current(prices, bill["window"]),
-        made=now.astimezone(zone),
+        made=_day(now.astimezone(zone), clock=True),
         shown=_SHOWN,
     )
+
+
+def _day(at: datetime.datetime, *, clock: bool = False) -> str:
+    return f"{at.day} {at:%B %Y, %H:%M}" if clock else f"{at.day} {at:%B %Y}"
 
 
 def _money(micro: int) -> str:
     """To the cent, and as exact as it is below one unit."""
     if micro and abs(micro) < money.MICRO:
         return money.show(micro)
-    return f"{'-' if micro < 0 else ''}{layout.decimal(abs(micro), money.MICRO, 2)}"
+    whole, _, part = layout.decimal(abs(micro), money.MICRO, 2).partition(".")
+    return f"{'-' if micro < 0 else ''}{int(whole):,}.{part}"
 
 
 def _statement(
@@ -99,6 +104,7 @@ def _statement(
     (month,) = ask(team, "team", "month") or [{"requests": 0, "attempts": 0, "platform_tokens": 0}]
     days = ask(team, "model", "day")
     borders = windows.periods(windows.Window(**bill["window"]), "day", zone)
+    models = list(dict.fromkeys(row.names[0] for row in _summed(own, ("model",))))
     return {
         "team": team,
         "total": sum(line["cost"] for line in lines),
@@ -108,8 +114,8 @@ def _statement(
         "users": _summed(own, ("user",)),
         "lines": lines,
         "others": [line for line in lines if line["late"] or line["what"] == "adjustment"],
-        "tokens_chart": _chart(days, borders, zone, _tokens, "tokens"),
-        "gpu_chart": _chart(days, borders, zone, lambda row: row["gpu_us"] / _HOUR_US, "GPU-hours"),
+        "tokens_chart": _chart(days, (borders, zone, models), _tokens, "tokens"),
+        "gpu_chart": _chart(days, (borders, zone, models), _gpu_hours, "GPU-hours"),
     }
 
 
@@ -117,23 +123,28 @@ def _tokens(row: Mapping[str, Any]) -> float:
     return float(sum(row[f"{kind}_tokens"] for kind in _KINDS))
 
 
+def _gpu_hours(row: Mapping[str, Any]) -> float:
+    return float(row["gpu_us"] / _HOUR_US)
+
+
 def _chart(
     rows: Iterable[Mapping[str, Any]],
-    borders: Sequence[int],
-    zone: datetime.tzinfo,
+    frame: tuple[Sequence[int], datetime.tzinfo, Sequence[str]],
     value: Callable[[layout.Row], float],
     axis: str,
 ) -> str:
     """Return a chart with every day of the month, also those without any use; "" if there is none at all."""
-    found = list(rows)
+    found, (borders, zone, models) = list(rows), frame
+    first = (*models, "")[0]
     if not any(value(row) for row in found):
         return ""
-    model = found[0]["model"]
     empty = dict.fromkeys((*(f"{kind}_tokens" for kind in _KINDS), "gpu_us"), 0)
     days = [
-        {"start_us": start, "model": model, **empty} for start, _ in itertools.pairwise(borders)
+        {"start_us": start, "model": first, **empty} for start, _ in itertools.pairwise(borders)
     ]
-    chart = charts.stacked([*days, *found], lambda row: str(row["model"]), value, ("day", zone))
+    chart = charts.stacked(
+        [*days, *found], lambda row: str(row["model"]), value, ("day", zone), models
+    )
     return charts.svg(chart, axis)
 
 
