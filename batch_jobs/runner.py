@@ -14,6 +14,7 @@ from pathlib import Path
 
 from batch_jobs import client, intake, journal, lines, model, results, settings, verdicts
 from scheduler.contracts import clock as clocks
+from scheduler.contracts import errors
 
 _LOG = logging.getLogger(__name__)
 _REFILL_LINES = 64
@@ -154,7 +155,11 @@ class JobRun:
             self._record(journal.Kind.PREEMPTED, number)
             return self._later(number, 1, answer, self._options.max_wait_s)
         if verdict is verdicts.Verdict.WAIT:
-            return self._later(number, history.attempts, answer, self._options.max_wait_s)
+            most_s = self._options.max_wait_s
+            if judged.code == errors.QuotaExceeded.code:
+                longest_s = self._options.max_quota_wait_s
+                most_s = max(most_s, min(answer.retry_after_s or longest_s, longest_s))
+            return self._later(number, history.attempts, answer, most_s)
         lost = verdict is verdicts.Verdict.LOST
         if lost and history.lost + 1 >= self._options.poison_after:
             words = f"set aside: {history.lost + 1} replicas were lost while they worked on it"

@@ -49,6 +49,13 @@ class BatchJobsSettings:
         unit="s",
         least=0.001,
     )
+    max_quota_wait_s: float = setting(
+        60.0,
+        "Longest wait of a line whose team's quota is used up, however far off the told time is; so"
+        " soon is a raised quota seen, and each offer leaves a usage row.",
+        unit="s",
+        least=0.001,
+    )
     request_timeout_s: float = setting(
         5400.0,
         "Longest wait for one line's answer: the gateway's queue (its deadline_batch_s) and half an"

@@ -18,11 +18,11 @@ from batch_jobs import daemon
 from batch_jobs import routes as batch_routes
 from batch_jobs import settings as batch_settings
 from batch_jobs import store as batch_store
-from forebay import installation, lease, sinks, telemetry
+from forebay import installation, lease, quotas, sinks, telemetry
 from gateway import auth, dependencies, server
 from gateway import settings as gateway_settings
 from scheduler.contracts import clock
-from scheduler.runtime import admin, client, directory, loop
+from scheduler.runtime import admin, client, directory, loop, quota_routes
 from scheduler.runtime import broker as brokers
 from scheduler.runtime import settings as scheduler_settings
 from scheduler.runtime.registry import database, keys
@@ -62,6 +62,7 @@ async def broker(here: installation.Installation, told: Told) -> None:
     periodic = (
         loop.Periodic("ship usage", books.ship_every_s, ship),
         loop.Periodic("merge past days", _COMPACT_S, merge_days),
+        quotas.check(here, registry, time),
     )
     try:
         await _until_term(
@@ -98,7 +99,9 @@ async def gateway(here: installation.Installation, told: Told) -> None:
             here.state, table=here.config.table(accounting_settings.Accounting), time=time
         ),
         admin.router(registry, fleet, time),
+        quota_routes.router(quotas.routes(here, registry, port.associations, time)),
     )
+    keeper = quotas.keeper(here, registry, time)
     deps = dependencies.Dependencies(
         settings=table,
         authenticator=auth.Credentials(keys.RegistryKeys(registry.keys, time), people, time, table),
@@ -107,6 +110,7 @@ async def gateway(here: installation.Installation, told: Told) -> None:
         clock=time,
         cluster=port.cluster,
         tracer=telemetry.tracer("forebay-gateway"),
+        quotas=keeper.book,
     )
 
     def ready(where: server.Addresses) -> None:
@@ -114,11 +118,13 @@ async def gateway(here: installation.Installation, told: Told) -> None:
         _publish(here.state / GATEWAY_FILE, news)
         told(news)
 
+    await keeper.start()
     fleet.start()
     try:
         await server.serve(deps, routers=routers, ready=ready)
     finally:
         await fleet.close()
+        await keeper.close()
         await asyncio.to_thread(sink.close)
         jobs.close()
         registry.close()

@@ -26,6 +26,8 @@ def outcome_of(error: errors.ForebayError) -> usage.Outcome:
             return usage.Outcome.EXPIRED
         case errors.BadRequest() | errors.NotFound() | errors.Shed() | errors.NoReplica():
             return usage.Outcome.REFUSED
+        case errors.QuotaExceeded():
+            return usage.Outcome.REFUSED
         case _:
             return usage.Outcome.ERROR
 

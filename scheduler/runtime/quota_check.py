@@ -21,9 +21,17 @@ _HOUR_US = 3_600_000_000
 
 
 def periodic(
-    registry: quotas.Quotas, ledger: quota.LedgerTotals, pricing: quota.Pricing, time: clock.Clock
+    registry: quotas.Quotas,
+    ledger: quota.LedgerTotals,
+    pricing: quota.Pricing,
+    time: clock.Clock,
+    *,
+    refresh_prices: Callable[[], None] = lambda: None,
 ) -> Callable[[int], Awaitable[None]]:
-    """Return work for `loop.Periodic` each `LOOK_S`: it checks on the hour, and soon after a wish."""
+    """Return work for `loop.Periodic` each `LOOK_S`: it checks on the hour, and soon after a wish.
+
+    ``refresh_prices`` is called in a thread before each check.
+    """
     heard = -1
 
     async def look(period_us: int) -> None:
@@ -31,6 +39,7 @@ def periodic(
         wishes = await asyncio.to_thread(registry.check_wishes)
         if period_us % round(EVERY_S * 1e6) and wishes == heard:
             return
+        await asyncio.to_thread(refresh_prices)
         try:
             await check(registry, ledger, pricing, time)
         except errors.RecordingUnavailable as error:

@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import socket
+from collections.abc import Callable
 
 from sqlalchemy import exc
 
@@ -20,9 +21,7 @@ from scheduler.core import quota_limits as limits
 from scheduler.runtime.registry import quotas
 
 log = logging.getLogger(__name__)
-REFRESH_S = 1.0  # half of the two seconds in which a change has to be in force
 RUNNING_TICKS = 2  # exchanges between two words on what runs now: for people, not for decisions
-WARN_PERCENT = 80
 NOTICES = 1000
 _DAY_US = 86_400_000_000
 _FORGET_US = 32 * _DAY_US  # sums of windows that no claim can fall into any more
@@ -35,15 +34,28 @@ class Keeper:
         registry: the registry's quotas.
         time: this process's clock.
         pricing: what tokens cost, for budgets.
+        refresh_prices: called in a thread before each exchange, to take in new rates; what it raises is
+            logged, and the last rates stay.
+        refresh_s: seconds between two exchanges.
+        warn_percent: share of a day's or month's limit at which to warn.
     """
 
     def __init__(
-        self, registry: quotas.Quotas, time: clock.Clock, pricing: quota.Pricing | None = None
+        self,
+        registry: quotas.Quotas,
+        time: clock.Clock,
+        pricing: quota.Pricing | None = None,
+        *,
+        refresh_prices: Callable[[], None] = lambda: None,
+        refresh_s: float = 1.0,
+        warn_percent: int = 80,
     ) -> None:
         self._registry = registry
         self._time = time
         self._notices: list[books.Notice] = []
-        self.book = books.Book(pricing, self._heard, warn_percent=WARN_PERCENT)
+        self._refresh_prices = refresh_prices
+        self._refresh_s = refresh_s
+        self.book = books.Book(pricing, self._heard, warn_percent=warn_percent)
         # Host and process number come again after a reboot: the batches of two lives must not be mixed up.
         self.owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._batch = 0
@@ -97,7 +109,7 @@ class Keeper:
             running=running,
             notices=[(notice.at_us, str(notice)) for notice in notices],
         )
-        news = await asyncio.to_thread(self._registry.exchange, report, self._seen, now_us)
+        news = await asyncio.to_thread(self._call, report, now_us)
         if differences:
             self._sent = False
         if running is not None:
@@ -107,6 +119,13 @@ class Keeper:
             self.book.set_limits(news.rules)
         self.book.learn(news.sums, collected=bool(differences))
         self._seen = news.seen
+
+    def _call(self, report: quotas.Report, now_us: int) -> quotas.News:
+        try:
+            self._refresh_prices()
+        except Exception as error:
+            log.warning("quotas: the last prices stay: %s", _line(error))
+        return self._registry.exchange(report, self._seen, now_us)
 
     def _running(self, now_us: int) -> dict[limits.Key, int] | None:
         """Return what is used of quotas over a minute and at once, None if that is known or not due."""
@@ -125,7 +144,7 @@ class Keeper:
 
     async def _run(self) -> None:
         while True:
-            await self._time.sleep(REFRESH_S)
+            await self._time.sleep(self._refresh_s)
             try:
                 await self.exchange()
                 self._silent = False

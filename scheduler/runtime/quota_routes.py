@@ -16,7 +16,6 @@ from scheduler.core import quota_limits
 from scheduler.runtime import admin
 from scheduler.runtime.registry import quotas, store
 
-WARN_PERCENT = 80
 Associations = Callable[[], Sequence[slurm.Association]]
 
 
@@ -70,12 +69,14 @@ class Site:
         time: the clock.
         associations: reads Slurm's accounts; blocks, and raises as `slurm.SlurmPort.associations`.
         teams: teams that the configuration names.
+        warn_percent: share of a limit at which its state is ``warning``.
     """
 
     registry: store.Registry
     time: clock.Clock
     associations: Associations
     teams: frozenset[str] = frozenset()
+    warn_percent: int = 80
 
     def check_owner(self, wish: Wish) -> None:
         """Refuse owners that nobody knows: most are slips of the pen.
@@ -211,7 +212,7 @@ def standing(site: Site, who: requests.Caller) -> list[dict[str, Any]]:
                 **_names(key),
                 "of": "" if key in found else f"each {key.scope}",
                 **_limit(rule),
-                **_use(key, limit.amount, counted.get(key, nobody) if kept else nobody),
+                **_use(site, limit.amount, counted.get(key, nobody) if kept else nobody, key),
                 "resets_us": spans[key.kind.period][1] if kept else 0,
             }
         )
@@ -230,13 +231,13 @@ def _limit(rule: quotas.Rule) -> dict[str, Any]:
     }
 
 
-def _use(key: quota_limits.Key, amount: int, counted: quotas.Counted) -> dict[str, Any]:
+def _use(site: Site, amount: int, counted: quotas.Counted, key: quota_limits.Key) -> dict[str, Any]:
     if quota_limits.EVERY in {key.team, key.name}:  # each has its own counter
         return {"used": None, "state": "", "drift": 0, "checked_us": 0}
     used, state = counted.amount, "ok"
     if used >= amount:
         state = "full"
-    elif used * 100 >= amount * WARN_PERCENT:
+    elif used * 100 >= amount * site.warn_percent:
         state = "warning"
     return {
         "used": used,

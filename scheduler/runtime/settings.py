@@ -145,6 +145,16 @@ class Settings:
     directory_refresh_s: float = settings.setting(
         60.0, "Between two readings of Slurm's associations.", unit="s", least=1
     )
+    quota_refresh_s: float = settings.setting(
+        1.0,
+        "Between two exchanges of quotas with the registry: a changed limit is in force within two of "
+        "them, and an owner that is killed forgets the use of one.",
+        unit="s",
+        least=0.1,
+    )
+    quota_warn_percent: int = settings.setting(
+        80, "Share of a day's or month's quota at which a warning is due.", unit="%", least=1
+    )
     user_teams: Mapping[str, str] = settings.setting(
         {}, "Unix user to team, for a cluster without accounting; `*` stands for everybody else."
     )

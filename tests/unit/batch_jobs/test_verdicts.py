@@ -24,6 +24,8 @@ def said(status: int, code: str | None = None) -> Answer:
         (said(503, "preempted"), Verdict.PREEMPTED),
         (said(429, "overloaded"), Verdict.WAIT),
         (Answer(429, b"nginx says no"), Verdict.WAIT),
+        (said(429, "quota_exceeded"), Verdict.WAIT),
+        (said(400, "request_larger_than_quota"), Verdict.REFUSED),
         (said(503, "no_replica"), Verdict.WAIT),
         (said(503, "recording_unavailable"), Verdict.WAIT),
         (said(504, "deadline_exceeded"), Verdict.WAIT),
