@@ -57,16 +57,18 @@ class _Shelf:
         held: chunk → its bytes; negative until an answer has confirmed it.
         size: sum of the bytes.
         kv_tokens: size of its KV cache, 0 where that is not known.
+        block_tokens: of one of its blocks.
         bit: its place in the index's masks.
     """
 
-    __slots__ = ("bit", "held", "kv_tokens", "size")
+    __slots__ = ("bit", "block_tokens", "held", "kv_tokens", "size")
 
     def __init__(self, bit: int) -> None:
         self.bit = bit
         self.held: collections.OrderedDict[int, int] = collections.OrderedDict()
         self.size = 0
         self.kv_tokens = 0
+        self.block_tokens = 0
 
 
 class Index:
@@ -174,8 +176,10 @@ class Index:
             said = prefix.size / prompt_tokens
             self.bytes_per_token += _LEARN * (said - self.bytes_per_token)
         bounds = self._bounds(len(prefix.chain))
-        # Text and tokens run in step only roughly (templates, blocks): half the last chunk is slack.
-        had = cached_tokens / prompt_tokens * prefix.size + self._chunk_bytes / 2
+        # Text and tokens run in step only roughly, an engine counts whole blocks, and it always computes
+        # the last one: a chunk and two blocks are no miss.
+        slack = self._chunk_bytes + 2 * shelf.block_tokens * self.bytes_per_token
+        had = cached_tokens / prompt_tokens * prefix.size + slack
         missing = next(
             (
                 chunk
@@ -196,9 +200,10 @@ class Index:
                 self._add(shelf, chunk, size)
         self._trim(shelf)
 
-    def capacity(self, replica_id: ids.ReplicaId, kv_tokens: int) -> None:
-        """Note the size of a replica's KV cache in tokens; 0 where it does not say."""
-        self._shelf(replica_id).kv_tokens = kv_tokens
+    def capacity(self, replica_id: ids.ReplicaId, blocks: int, block_tokens: int) -> None:
+        """Note a replica's KV cache: how many blocks of how many tokens; 0 where it does not say."""
+        shelf = self._shelf(replica_id)
+        shelf.kv_tokens, shelf.block_tokens = blocks * block_tokens, block_tokens
 
     def gone(self, replica_id: ids.ReplicaId) -> None:
         """Forget a replica, or what an earlier incarnation of it held."""

@@ -84,8 +84,8 @@ class Router:
             name, stats = replica.replica_id, replica.stats
             if self._incarnations.get(name, replica.incarnation) != replica.incarnation:
                 index.gone(name)
-            if stats is not None and stats.kv_blocks * stats.kv_block_tokens:
-                index.capacity(name, stats.kv_blocks * stats.kv_block_tokens)
+            if stats is not None and stats.kv_blocks:
+                index.capacity(name, stats.kv_blocks, stats.kv_block_tokens)
         self._incarnations = {r.replica_id: r.incarnation for r in replicas}
         for index in self._indexes.values():
             index.keep(self._incarnations)

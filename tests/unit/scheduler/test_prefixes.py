@@ -99,7 +99,7 @@ def test_a_second_request_before_the_first_answer_corrects_nothing() -> None:
 
 def test_no_more_than_the_kv_cache_holds_the_least_recent_first() -> None:
     index = prefixes.Index()
-    index.capacity(R1, 1024)  # 4 KB of text at 4 bytes a token: two prompts of 2 KB
+    index.capacity(R1, 64, 16)  # 4 KB of text at 4 bytes a token: two prompts of 2 KB
     for first in (10, 20, 30):
         answer(index, prompt(first, first + 1, first + 2, first + 3), R1, 0.0)
     assert index.longest(prompt(10, 11, 12, 13)) == {}
