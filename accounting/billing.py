@@ -5,6 +5,7 @@ keeps what they decide. A closed month's lines are a Parquet file that is synced
 names it and its SHA-256, so that a crash in between closes nothing. Every method blocks.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -24,6 +26,7 @@ from accounting import (
     quantities,
     rates,
     reports,
+    rollup,
     settings,
     windows,
 )
@@ -142,7 +145,7 @@ class Billing:
 
         def decide(log: postings.Log) -> postings.Draft:
             self._may_close(month, log, now_us)
-            made = self._bill(month, log)
+            made = self._bill(month, log, final=True)
             if made.problems:
                 raise errors.BadRequest(f"{month} can't be closed: {made.problems[0]}")
             data = _encoded(made.lines)
@@ -181,7 +184,8 @@ class Billing:
         first = rows[0]["first"]
         return "" if first is None else bill.month_of(first, self.tz)
 
-    def _bill(self, month: str, log: postings.Log) -> Bill:
+    def _bill(self, month: str, log: postings.Log, *, final: bool = False) -> Bill:
+        """Return a bill; a final one rests on the records themselves, and not on sums that may be behind."""
         closed = bill.closed(log)
         for each in closed:
             if each.month == month:
@@ -192,7 +196,7 @@ class Billing:
         if closed and month < closed[0].month:
             return Bill(month, window.start_us, window.end_us, ())
         known = rates.read(log)
-        used, problems = self._used({month: window}, known)
+        used, problems = self._used({month: window}, known, rolled=not final)
         made += bill.lines(month, used)
         if closed and month == bill.after(closed[-1].month):
             old, more = self._late(month, closed, known)
@@ -210,21 +214,43 @@ class Billing:
         for _ in range(self._late_months):
             spans[each] = self._borders(each, closed)
             each = _before(each)
-        used, problems = self._used(dict(sorted(spans.items())), known)
+        used, problems = self._used(dict(sorted(spans.items())), known, rolled=True, gpu=False)
         first = min(spans)
         billed = [line for one in closed if one.month >= first for line in self._kept(one)]
         return bill.late(month, spans.keys(), used, billed), problems
 
     def _used(
-        self, spans: Mapping[str, windows.Window], known: rates.Rates
+        self,
+        spans: Mapping[str, windows.Window],
+        known: rates.Rates,
+        *,
+        rolled: bool,
+        gpu: bool = True,
     ) -> tuple[list[bill.Used], tuple[str, ...]]:
         """Return what was used in adjoining months."""
+        weights = self._weights if gpu else None
+        until = quantities.rolled_until(self._books.state_dir) if rolled else 0
+        with contextlib.suppress(rollup.Busy, duckdb.Error):
+            return self._taken(spans, known, weights, until)
+        return self._taken(spans, known, weights, 0)
+
+    def _taken(
+        self,
+        spans: Mapping[str, windows.Window],
+        known: rates.Rates,
+        weights: reports.Weights | None,
+        rolled_us: int,
+    ) -> tuple[list[bill.Used], tuple[str, ...]]:
         names = list(spans)
         cuts = [span.start_us for span in spans.values()] + [spans[names[-1]].end_us]
-        with self._books.reading(max(0, cuts[0] - reports.LONGEST_REQUEST_US), cuts[-1]) as reading:
+        first = min(rolled_us, cuts[-1] - 1)
+        if first < cuts[0]:
+            first = max(0, cuts[0] - reports.LONGEST_REQUEST_US)
+        with self._books.reading(first, cuts[-1]) as reading:
+            taken = quantities.take(reading, cuts, known, weights, rolled_us)
             used = [
                 bill.Used(names[each.period], *_who(each.owner), each.use, each.micro, each.amount)
-                for each in quantities.take(reading, cuts, known, self._weights).amounts
+                for each in taken.amounts
             ]
             return used, reading.problems
 

@@ -6,12 +6,15 @@ which their request arrived, GPU time to the moment at which it was held.
 
 import bisect
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 
-from accounting import books, rates, reports
+from accounting import books, rates, reports, rollup
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,28 +48,50 @@ class Taken:
     nobodys: Mapping[tuple[int, str], int]
 
 
+def rolled_until(state_dir: Path) -> int:
+    """Return up to when rollups hold whole days, UTC µs; 0 if there are none, or they can't be read now.
+
+    What was shipped late into such a day is in them after their next pass.
+    """
+    try:
+        with rollup.opened(rollup.path_of(state_dir)) as session:
+            (newest,) = session.execute("SELECT max(period_us) FROM usage_days").fetchone()
+    except (FileNotFoundError, rollup.Busy, duckdb.Error):
+        return 0
+    return int(newest or 0)
+
+
 def take(
-    reading: books.Reading, cuts: Sequence[int], known: rates.Rates, weights: reports.Weights
+    reading: books.Reading,
+    cuts: Sequence[int],
+    known: rates.Rates,
+    weights: reports.Weights | None,
+    rolled_us: int = 0,
 ) -> Taken:
     """Return what was used in the periods between ``cuts``.
 
     Args:
-        reading: from `reports.LONGEST_REQUEST_US` before the first border on.
+        reading: from the first border on, or from ``rolled_us`` on if that is later.
         cuts: borders of the periods, ascending.
         known: the rates.
-        weights: how GPU time is shared out.
+        weights: how GPU time is shared out; None: tokens alone.
+        rolled_us: up to when tokens are taken from the rollups where the borders allow it; 0: nowhere.
+
+    Raises:
+        rollup.Busy, duckdb.Error: the rollups can't be read (only with ``rolled_us``).
     """
     fine = sorted({*cuts, *known.changes(cuts[0], cuts[-1])})
     period_of = [bisect.bisect_right(cuts, start) - 1 for start in fine[:-1]]
     found: list[Amount] = []
-    for row in _tokens(reading, fine):
+    for row in _tokens(reading, fine, rolled_us):
         owner, piece = tuple(row[name] for name in reports.OWNER), row["piece"]
         for use in rates.TOKENS:
             if row[use.value]:
                 price = known.price(row["model"], row["tier"], use, fine[piece])
                 found.append(Amount(period_of[piece], owner, use, price, int(row[use.value])))
     nobodys: dict[tuple[int, str], int] = {}
-    for piece, share in enumerate(reports.gpu_shares(reading, fine, weights)):
+    shares = [] if weights is None else reports.gpu_shares(reading, fine, weights)
+    for piece, share in enumerate(shares):
         period = period_of[piece]
         for owner, amount in share.attributed.items():
             who = dict(zip(reports.OWNER, owner, strict=True))
@@ -78,21 +103,45 @@ def take(
     return Taken(found, nobodys)
 
 
-def _tokens(reading: books.Reading, cuts: Sequence[int]) -> list[dict[str, Any]]:
-    pieces = pa.table(
-        {
-            "piece": pa.array(range(len(cuts) - 1), pa.int64()),
-            "piece_start": pa.array(cuts[:-1], pa.int64()),
-            "piece_end": pa.array(cuts[1:], pa.int64()),
-        }
+_NAMES = ", ".join(f'"{name}"' for name in reports.OWNER)
+_SUMS = (
+    "sum(uncached_prompt_tokens) AS uncached_prompt, sum(cached_prompt_tokens) AS cached_prompt, "
+    "sum(output_tokens) AS output"
+)
+
+
+def _tokens(
+    reading: books.Reading, cuts: Sequence[int], rolled_us: int
+) -> Iterator[dict[str, Any]]:
+    pieces = []
+    for piece, (begin, end) in enumerate(itertools.pairwise(cuts)):
+        start, until = begin, min(end, rolled_us)
+        if until > start and not start % rollup.HOUR_US and not until % rollup.HOUR_US:
+            yield from _rolled(reading, piece, start, until)
+            start = until
+        if end > start:
+            pieces.append((piece, start, end))
+    if not pieces:
+        return
+    columns = zip(*pieces, strict=True)
+    names = ("piece", "piece_start", "piece_end")
+    table = {
+        name: pa.array(column, pa.int64()) for name, column in zip(names, columns, strict=True)
+    }
+    reading.session.register("pieces", pa.table(table))
+    yield from reading.query(
+        f"SELECT piece, {_NAMES}, {_SUMS} "  # noqa: S608 - column names of ours
+        "FROM usage JOIN pieces ON arrived_us >= piece_start AND arrived_us < piece_end "
+        f"WHERE payer = 'team' GROUP BY piece, {_NAMES}"
     )
-    reading.session.register("pieces", pieces)
-    names = ", ".join(f'"{name}"' for name in reports.OWNER)
-    return reading.query(
-        f"""
-SELECT piece, {names}, sum(uncached_prompt_tokens) AS uncached_prompt,
-  sum(cached_prompt_tokens) AS cached_prompt, sum(output_tokens) AS output
-FROM usage JOIN pieces ON arrived_us >= piece_start AND arrived_us < piece_end
-WHERE payer = 'team' GROUP BY piece, {names}
-"""  # noqa: S608 - column names of ours
-    )
+
+
+def _rolled(reading: books.Reading, piece: int, start: int, end: int) -> Iterator[dict[str, Any]]:
+    with rollup.sums(reading.records.state_dir, start, end) as session:
+        answer = session.execute(
+            f"SELECT {_NAMES}, {_SUMS} FROM usage_sums "  # noqa: S608 - column names of ours
+            f"WHERE payer = 'team' GROUP BY {_NAMES}"
+        )
+        names = [column[0] for column in answer.description]
+        for row in answer.fetchall():
+            yield {"piece": piece, **dict(zip(names, row, strict=True))}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import bill, billing, postings, rates, settings, spool
+from accounting import bill, billing, postings, rates, rollup, settings, spool
 from scheduler.contracts import clock, errors
 from tests.unit.accounting import samples, world
 
@@ -235,3 +235,37 @@ def test_gpu_time_is_priced_for_the_time_it_was_held(office: billing.Billing) ->
     assert by["blue"].cost == by["blue"].amount == 4 * SECOND  # a unit for each GPU-second
     assert by["red"].amount == 4 * (SECOND - 10)
     assert {field.name for field in dataclasses.fields(bill.Line)} >= {"author", "reason", "late"}
+
+
+def test_whole_days_come_from_the_rollups_and_the_rest_from_rows(
+    office: billing.Billing, tmp_path: Path
+) -> None:
+    """Rows of a day that the rollups have are not counted a second time; closing rests on the rows."""
+    before = office.month("2026-11").lines
+    day = world.NOON // rollup.DAY_US * rollup.DAY_US
+    row = {
+        "cluster": "c1",
+        "team": "red",
+        "user": "ann",
+        "model": "chat",
+        "version": "1",
+        "adapter": "",
+    }
+    row |= {"tier": "interactive", "endpoint": "/v1/chat/completions", "payer": "team"}
+    values: dict[str, Any] = {**row, **dict.fromkeys(rollup.SUMS, 0), "output_tokens": 500}
+    with rollup.opened(rollup.path_of(tmp_path), write=True) as session:
+        rollup.create(session)
+        names = ", ".join(f'"{name}"' for name in ("period_us", *values))
+        marks = ", ".join("?" for _ in range(len(values) + 1))
+        for start in (day - rollup.DAY_US, day):  # the newest day is not over: its rows count
+            session.execute(
+                f"INSERT INTO usage_days ({names}) VALUES ({marks})", [start, *values.values()]
+            )
+    rolled = office.month("2026-11").lines
+    red = {line.what: line.amount for line in rolled if line.team == "red"}
+    assert red["output"] == 500 + 10
+    assert [line for line in rolled if line.team == "blue"] == [
+        line for line in before if line.team == "blue"
+    ]
+    close(office, "2026-11", DEC)
+    assert office.month("2026-11").lines == before
