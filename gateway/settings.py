@@ -25,9 +25,25 @@ class GatewaySettings:
     )
     workers: int = setting(
         1,
-        "`forebay gateway` services that you start on this host; above 1 they share the ports. Each has "
-        "its own queues, so one, as `forebay up` starts it, is right until a core is full.",
+        "Processes of `forebay gateway` that take connections on its ports, each good for one core; above "
+        "1 a process of its own admits for all of them.",
         least=1,
+    )
+    admission_listen: str = setting(
+        "",
+        "`host:port` at which the gateways of other hosts ask this one for a turn, so that each model has "
+        "one queue and one quota owner on all hosts; empty: this host shares no models with others. The "
+        "link carries the control token and is not encrypted: a private network.",
+    )
+    admission_advertise: str = setting(
+        "", "Host that other gateways are told to connect to; empty: the one in `admission_listen`."
+    )
+    admission_wait_s: float = setting(
+        5.0,
+        "How long requests wait for an admission process that is being started again, before they are "
+        "told to come back; a start takes a second or two.",
+        unit="s",
+        least=0,
     )
     body_limit: int = setting(
         20 * MIB,
@@ -176,7 +192,7 @@ class GatewaySettings:
         least=0,
     )
     sticky_least_share: float = setting(
-        0.25,
+        0.1,
         "A cached prefix attracts a request only if it is this part of the prompt: else a system prompt "
         "that all share would draw every new conversation to one replica.",
         least=0,

@@ -32,7 +32,7 @@ class Policy:
 
     factor: float = 1.25
     slack_tokens: int = 2048
-    least_share: float = 0.25
+    least_share: float = 0.1
     long_share: float = 0.25
 
 

@@ -220,8 +220,8 @@ def test_an_idle_replica_is_never_saturated() -> None:
 
 
 def test_a_prefix_that_all_share_draws_nobody() -> None:
-    """A system prompt of a tenth of the prompt must not bring every conversation to one replica."""
-    held = {ids.ReplicaId("r1"): 0.1}
+    """A system prompt of less than a tenth of the prompt must not bring every conversation to one replica."""
+    held = {ids.ReplicaId("r1"): 0.09}
     took = {
         chosen(ASK, situation(replica("r1"), replica("r2"), held=held, draw=draw))
         for draw in (0.0, 0.9)
