@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | 200 with a JSON object | OK | – |
 | code `preempted` | PREEMPTED | no |
-| 429 (no room, no quota), 401, `no_replica`, `recording_unavailable`, `deadline_exceeded` (it queued) | WAIT | no |
+| 429 (no room, no quota), 401, `no_replica`, `recording_unavailable`, `deadline_exceeded` | WAIT | no |
 | no connection | WAIT | no |
 | code `replica_lost` | LOST | yes, and after two it is set aside as poisonous |
 | other 5xx, 408, 499, a cut connection, a broken body | RETRY | yes |

@@ -15,6 +15,7 @@ from scheduler.contracts import errors, fleet, quota, requests
 from scheduler.core import admission, drain, fairness, load, outputs, router, routing
 
 TICK_S = 0.05
+TEMPLATE_TOKENS = 64  # what a chat template may add; a quota has to hold more than the prompt takes
 
 
 class LocalGrant:
@@ -434,9 +435,9 @@ class LocalRoom:
             asking.key_id,
             asking.model,
             asking.tier.value,
-            needs.prompt_tokens,
+            asking.prompt_tokens or needs.prompt_tokens * 5 // 4 + TEMPLATE_TOKENS,
             needs.seats * most,
-            self._deps.clock.wall_us(),
+            asking.arrived_us,  # as in the usage record: both count in the same day
         )
 
     def _learn(self, waiter: LocalWaiter, spent: quota.Spent) -> None:
