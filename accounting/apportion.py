@@ -6,7 +6,7 @@ a lease that no replica holds are idle time of the lease itself, so that leases 
 - A replica that starts makes start-up time; one that sleeps makes idle time.
 - One that serves or drains is busy while its engine makes steps, and idle otherwise. An engine that does
   not tell its steps counts as busy while any attempt runs on it.
-- The busy time of a replica and period is shared out among the attempts that ran there, by cost:
+- The busy time of a row within a period is shared out among the attempts that ran then, by cost:
   a·(uncached prompt tokens) + b·(output tokens). An attempt's prompt is spread evenly over the time to its
   first token, its output over the rest. The parts add up (`shares.largest_remainder`).
 - What the platform pays for is waste: attempts of its own, and of others the tokens computed again.
@@ -135,7 +135,8 @@ def attribute(
     )
     used = busy > 0
     amounts = pieces.gpus[used] * busy[used]
-    claimed = _claims(replica[used], period[used], pieces.lease[used], amounts, work, borders)
+    laboured = replica[used], pieces.lease[used], pieces.start[used], amounts
+    claimed = _claims(laboured, held, work, borders)
     return summed(_joined(rest, claimed))
 
 
@@ -173,23 +174,38 @@ def _running(replica: Ints, start: Ints, end: Ints, work: Work) -> Ints:
 
 
 def _claims(
-    replica: Ints, period: Ints, lease: Ints, amounts: Ints, work: Work, borders: Ints
+    pieces: tuple[Ints, Ints, Ints, Ints], held: tiling.Held, work: Work, borders: Ints
 ) -> Lines:
-    """Share out the busy time of each replica and period among what ran there."""
-    periods = len(borders)
-    groups, first, of = np.unique(
-        replica * periods + period, return_index=True, return_inverse=True
+    """Share out the busy time of each cell among what ran in it.
+
+    A cell is where a row of a replica and a period meet: nothing finer is known of the busy time.
+
+    Args:
+        pieces: of busy time: replica, lease, beginning, GPU-µs.
+        held: the rows.
+        work: the attempts.
+        borders: of the periods.
+    """
+    replica, lease, start, amounts = pieces
+    first, span = int(borders[0]), int(borders[-1] - borders[0]) + 1
+
+    def key(number: Ints, at: Ints) -> Ints:
+        return number * span + np.clip(at, first, borders[-1]) - first
+
+    grid = (np.unique(replica)[:, None] * span + (borders - first)[None, :]).ravel()
+    rows = (key(held.replica, held.start), key(held.replica, held.end))
+    edges = np.unique(np.concatenate([grid, *rows]))
+    groups, one, of = np.unique(
+        np.searchsorted(edges, key(replica, start), side="right") - 1,
+        return_index=True,
+        return_inverse=True,
     )
     total = np.zeros(len(groups), np.int64)
     np.add.at(total, of, amounts)
-    item, where, weight = _fragments(work, borders)
-    place = np.searchsorted(groups, work.replica[item] * periods + where)
-    place = np.minimum(place, max(len(groups) - 1, 0))
-    known = (
-        groups[place] == work.replica[item] * periods + where
-        if len(groups)
-        else np.zeros(len(item), bool)
-    )
+    inside = (work.end > first) & (work.start < borders[-1])
+    item, cell, weight = _fragments(work, edges, span, first, inside)
+    place = np.minimum(np.searchsorted(groups, cell), max(len(groups) - 1, 0))
+    known = groups[place] == cell if len(groups) else np.zeros(len(cell), bool)
     item, group, weight = item[known], place[known], weight[known]
     order = np.argsort(group, kind="stable")
     item, group, weight = item[order], group[order], weight[order]
@@ -199,41 +215,55 @@ def _claims(
     alone[group] = False
     group = np.concatenate([group, np.flatnonzero(alone)])
     return Lines(
-        period=groups[group] % periods,
-        lease=lease[first[group]],
-        replica=groups[group] // periods,
+        period=np.searchsorted(borders, start[one[group]], side="right") - 1,
+        lease=lease[one[group]],
+        replica=replica[one[group]],
         kind=np.concatenate([kind, np.full(int(alone.sum()), Kind.UNCLAIMED, np.int64)]),
         item=np.concatenate([item, np.full(int(alone.sum()), NOBODY, np.int64)]),
         gpu_us=np.concatenate([parts, total[alone]]),
     )
 
 
-def _fragments(work: Work, borders: Ints) -> tuple[Ints, Ints, Ints]:
-    """Spread each item's cost over the periods it ran in; returns item, period and cost of each part."""
-    middle = np.clip(np.where(work.first > 0, work.first, work.end), work.start, work.end)
-    which = np.arange(len(work.start))
+def _fragments(
+    work: Work, edges: Ints, span: int, first: int, inside: npt.NDArray[np.bool_]
+) -> tuple[Ints, Ints, Ints]:
+    """Spread each item's cost over the cells it ran in; returns item, cell and cost of each part.
+
+    A replica's cells lie on one axis from ``replica·span`` on, as does everything that ran there.
+    """
+    which = np.flatnonzero(inside)
+    start, end = work.start[which], work.end[which]
+    told = np.clip(work.first[which], start, end)
+    some = work.first[which] > 0  # without a first token both are spread over all of it
+    first_part, second_part = np.where(some, told, end), np.where(some, told, start)
+    base = work.replica[which] * span - first
     phases = (
-        (which, work.start, middle, work.prefill),
-        (which, middle, work.end, work.decode),
+        (start, first_part, work.prefill[which]),
+        (second_part, end, work.decode[which]),
     )
     found: list[tuple[Ints, Ints, Ints]] = []
-    for number, start, end, cost in phases:
-        low = np.searchsorted(borders, start, side="right") - 1
-        high = np.where(end > start, np.searchsorted(borders, end, side="left"), low + 1)
-        low, high = np.maximum(low, 0), np.minimum(high, len(borders) - 1)
-        inside = (start < borders[-1]) & ((end > borders[0]) | (start >= borders[0]))
-        item, place = shares.expand(np.where(inside, np.maximum(high - low, 0), 0))
-        period = low[item] + place
+    for begin, finish, cost in phases:
+        least, most = base + first, base + first + span - 1
+        from_, to = np.clip(base + begin, least, most), np.clip(base + finish, least, most)
+        # What takes no time at all belongs to the cell that it lies in, at the attempt's end before it.
+        early = (begin == finish) & (begin == end)
+        low = np.searchsorted(edges, from_, side="right") - 1
+        low = np.where(early, np.searchsorted(edges, from_, side="left") - 1, low)
+        high = np.where(to > from_, np.searchsorted(edges, to, side="left"), low + 1)
+        out = (base + begin > most) | ((base + finish < least) & (finish > begin))
+        low, high = np.maximum(low, 0), np.minimum(high, len(edges) - 1)
+        item, place = shares.expand(np.where(out, 0, np.maximum(high - low, 0)))
+        cell = low[item] + place
         part = shares.spread(
             cost[item],
-            start[item],
-            end[item],
-            np.maximum(borders[period], start[item]),
-            np.minimum(borders[period + 1], end[item]),
+            (base + begin)[item],
+            (base + finish)[item],
+            np.maximum(edges[cell], (base + begin)[item]),
+            np.minimum(edges[cell + 1], (base + finish)[item]),
         )
-        found.append((number[item], period, part))
-    item, period, weight = (np.concatenate(columns) for columns in zip(*found, strict=True))
-    return item, period, weight
+        found.append((which[item], cell, part))
+    item, cell, weight = (np.concatenate(columns) for columns in zip(*found, strict=True))
+    return item, cell, weight
 
 
 def _joined(one: Lines, other: Lines) -> Lines:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from accounting import attribution, books, gpu_time, money, rates
+from accounting import books, gpu_sums, gpu_time, money, rates, stepcost
 from scheduler.contracts import usage
 
 LONGEST_REQUEST_US = 6 * 3_600_000_000  # a reading for GPU time begins this much earlier
@@ -221,37 +221,21 @@ def gpu_shares(
     cuts: Sequence[int],
     weights: Weights,
     names: Sequence[str] = OWNER,
-) -> list[attribution.Share]:
-    """Share out the GPU time of all leases, by period; keys are the values of ``names`` in usage rows."""
-    leased: dict[tuple[str, str], list[attribution.Held]] = {}
-    held: dict[tuple[str, str], list[attribution.Held]] = {}
-    work: dict[tuple[str, str], list[attribution.Work]] = {}
-    for row in _gpu_rows(reading):
-        span = attribution.Held(row.gpus, row.start_us, row.end_us)
-        leased.setdefault((row.cluster, row.lease_id), []).append(span)
-    for found in reading.query("SELECT * FROM replica_rows"):
-        span = attribution.Held(
-            found["gpus"], found["start_us"], found["end_us"], found["replica_id"], found["state"]
-        )
-        held.setdefault((found["cluster"], found["lease_id"]), []).append(span)
-    for found in reading.query(
-        "SELECT * FROM usage WHERE started_us > 0 AND ended_us > started_us"
-    ):
-        tokens = found["uncached_prompt_tokens"], found["output_tokens"]
-        one = attribution.Work(
-            key=None if found["payer"] == "platform" else tuple(found[name] for name in names),
-            replica_id=found["replica_id"],
-            start_us=found["started_us"],
-            end_us=found["ended_us"],
-            weight=weights.prefill * tokens[0] + weights.decode * tokens[1],
-        )
-        work.setdefault((found["cluster"], found["lease_id"]), []).append(one)
-    total = [attribution.Share() for _ in cuts[1:]]
-    for lease, spans in leased.items():
-        shares = attribution.attribute(spans, held.get(lease, []), work.get(lease, []), cuts)
-        for share, part in zip(total, shares, strict=True):
-            share.add(part)
-    return total
+) -> list[gpu_sums.Share]:
+    """Share out the GPU time of all leases, by period; keys are the values of ``names`` in usage rows.
+
+    By `OWNER` it is read from the table of GPU minutes where that is complete, and idle and start-up time
+    of a team's own floor are the team's (user, tier and endpoint "").
+    """
+    otherwise = stepcost.Cost(weights.prefill, weights.decode)
+    if tuple(names) != gpu_sums.KEYS:
+        return gpu_sums.by_names(reading, cuts, otherwise, names)
+    shares, _ = gpu_sums.by_owner(reading.records, cuts, otherwise)  # the reading has its problems
+    for share in shares:
+        for owner, amount in share.dedicated.items():
+            share.attributed[owner] = share.attributed.get(owner, 0) + amount
+        share.dedicated.clear()
+    return shares
 
 
 def _gpu_rows(reading: books.Reading) -> list[usage.GpuRow]:

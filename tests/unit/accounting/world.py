@@ -1,5 +1,6 @@
 """A small world of usage that several tests ask about: two teams, a batch job, a lease."""
 
+import itertools
 from pathlib import Path
 
 from accounting import spool
@@ -11,6 +12,8 @@ NOON = samples.NOON
 ADMIN = requests.Caller("ops", "root", "k0", admin=True)
 ANN = requests.Caller("red", "ann", "k1")
 BOB = requests.Caller("blue", "bob", "k2", coordinator=True)
+
+CUTS = (0, 10, SECOND, 2 * SECOND, 3 * SECOND, 10 * SECOND)  # of the replica's rows, after noon
 
 ROWS: list[usage.Row] = [
     # ann: a replica died under her, the second attempt went well
@@ -37,7 +40,10 @@ ROWS: list[usage.Row] = [
     ],
     samples.row("close", "r1", user="rob", outcome="refused", ended_us=NOON, reason="replica full"),
     samples.gpu(0, 10),
-    samples.replica("serving", NOON, NOON + 10 * SECOND),
+    *[
+        samples.replica("serving", NOON + start, NOON + end, seq=seq)
+        for seq, (start, end) in enumerate(itertools.pairwise(CUTS))
+    ],
 ]  # fmt: skip
 
 
