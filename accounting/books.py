@@ -15,9 +15,8 @@ from typing import Any
 
 import duckdb
 
+from accounting import columns, merge, rollup, schema, segment, ship
 from accounting import manifest as manifests
-from accounting import merge, schema, segment, ship
-from scheduler.contracts import usage
 
 _ATTEMPTS = 5
 MAX_US = 2**63 - 1
@@ -47,19 +46,19 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Where every row is at one moment: once, either in `rows` or in `files`.
+    """Where every row is at one moment: once, either in `live` or in `files`.
 
     Attributes:
-        rows: rows that are only in spools.
-        files: paths of verified Parquet files by table.
+        live: rows that are only in spools, as Arrow tables by table.
+        files: verified Parquet files by table.
     """
 
-    rows: tuple[usage.Row, ...]
-    files: Mapping[str, Sequence[str]]
+    live: Mapping[str, Any]
+    files: Mapping[str, Sequence[manifests.File]]
     problems: tuple[str, ...]
 
 
-class _Moved(Exception):
+class Moved(Exception):
     """A file went away between the manifest and its opening: the manifest has moved on, read again."""
 
 
@@ -89,7 +88,7 @@ class Books:
             manifests.ManifestDamaged: nothing can be said.
         """
         for _ in range(_ATTEMPTS):
-            with contextlib.suppress(_Moved):
+            with contextlib.suppress(Moved):
                 found = self._take(first_us, last_us)
                 session = self._session(found, first_us, last_us)
                 break
@@ -103,7 +102,7 @@ class Books:
     def snapshot(self, first_us: int = 0, last_us: int = MAX_US) -> Snapshot:
         """Find the rows without opening a session; arguments and errors as of `reading`."""
         for _ in range(_ATTEMPTS):
-            with contextlib.suppress(_Moved):
+            with contextlib.suppress(Moved):
                 return self._take(first_us, last_us)
         raise self._lost()
 
@@ -115,28 +114,38 @@ class Books:
     def _take(self, first_us: int, last_us: int) -> Snapshot:
         live = dict(self._segments())
         current = manifests.load(self._folder) or manifests.Manifest()
-        fresh = {name: read for name, read in live.items() if name not in current.segments}
-        problems = [read.problem for read in fresh.values() if read.problem and read.sealed]
-        rows = tuple(row for read in fresh.values() for row in read.rows)
-        files: dict[str, list[str]] = {table: [] for table in schema.TABLES}
+        fresh = {name: found for name, found in live.items() if name not in current.segments}
+        parts = {name: columns.read(found) for name, found in fresh.items()}
+        problems = [parts[name].problem for name, found in fresh.items() if found.sealed]
+        files: dict[str, list[manifests.File]] = {table: [] for table in schema.TABLES}
         for entry in current.files:
-            if entry.first_us < last_us and entry.last_us >= first_us:
-                fault = self._fault(entry)
+            if entry.first_us < last_us and entry.last_us >= first_us and entry.table in files:
+                fault = self.fault(entry)
                 if fault:
                     problems.append(fault)
                 else:
-                    files[entry.table].append(str(self._folder / entry.path))
-        return Snapshot(rows, files, tuple(problems))
+                    files[entry.table].append(entry)
+        rows = {
+            table: columns.joined(
+                table, [part.tables[table] for part in parts.values() if table in part.tables]
+            )
+            for table in schema.TABLES
+        }
+        return Snapshot(rows, files, tuple(filter(None, problems)))
 
-    def _segments(self) -> Iterator[tuple[str, segment.Segment]]:
+    def _segments(self) -> Iterator[tuple[str, segment.Scan]]:
         for path in ship.segments(self.state_dir):
             try:
-                yield path.name, segment.read_segment(path)
+                yield path.name, segment.scan_segment(path)
             except FileNotFoundError:
                 continue  # shipped since the listing: the manifest, read later, has it
 
-    def _fault(self, entry: manifests.File) -> str:
-        """Return "" if a file is as it was written, else one line; a wrong one is set aside."""
+    def fault(self, entry: manifests.File) -> str:
+        """Return "" if a file is as it was written, else one line; a wrong one is set aside.
+
+        Raises:
+            Moved: it is gone and the manifest no longer names it.
+        """
         path = self._folder / entry.path
         aside = self._folder / "quarantine" / f"{path.name}.damaged"
         try:
@@ -153,7 +162,7 @@ class Books:
         except FileNotFoundError:
             now = manifests.load(self._folder)
             if now is None or entry not in now.files:
-                raise _Moved from None
+                raise Moved from None
         where = f"set aside as {aside}" if aside.exists() else "missing"
         return (
             f"{path}: damaged or gone, {where}: {entry.rows} {entry.table} rows of {entry.day} "
@@ -176,39 +185,80 @@ class Books:
             session.execute("SET VARIABLE first_us = ?", [first_us])
             session.execute("SET VARIABLE last_us = ?", [last_us])
             for table in schema.TABLES:
-                live = [row for row in found.rows if schema.table_of(row) == table]
-                session.register(f"{table}_live", schema.to_arrow(table, live))
-                source = f"SELECT * FROM {table}_live"  # noqa: S608 - a table name of ours
-                if found.files[table]:
-                    stored = session.read_parquet(
-                        list(found.files[table]), union_by_name=True, hive_partitioning=False
-                    )
-                    stored.create_view(f"{table}_stored")
-                    source = f"SELECT * FROM {table}_stored UNION ALL BY NAME {source}"  # noqa: S608 - as above
-                session.execute(_ROWS[table].format(source=source))
-            session.execute(merge.VIEW)
+                session.register(f"{table}_live", found.live[table])
+            self.views(session, found)
         except duckdb.IOException as error:
             session.close()
-            raise _Moved from error
+            raise Moved from error
         except BaseException:
             session.close()
             raise
         return session
 
+    def _paths(self, files: Sequence[manifests.File]) -> list[str]:
+        return [str(self._folder / each.path) for each in files]
 
+    def views(self, session: Any, found: Snapshot) -> None:
+        """Make the views over files and the registered live rows."""
+        for table in (schema.GPU, schema.REPLICA_TIME):
+            paths = self._paths(found.files[table])
+            source = stored(session, table, f"{table}_files", paths, live=f"{table}_live")
+            session.execute(f"CREATE VIEW {table}_all AS {source}")
+            session.execute(_ROWS[table])
+        files = found.files[schema.USAGE]
+        tail = {each.day for each in files if not each.merged}
+        tail.update(columns.days(schema.USAGE, found.live[schema.USAGE]))
+        parts = {
+            "settled": [each for each in files if each.merged and each.day not in tail],
+            "compacted": [each for each in files if each.merged and each.day in tail],
+            "fresh": [each for each in files if not each.merged],
+        }
+        for name, some in parts.items():
+            live = "usage_live" if name == "fresh" else ""
+            paths = self._paths(some)
+            source = stored(session, schema.USAGE, f"{name}_files", paths, live=live)
+            session.execute(f"CREATE VIEW usage_{name} AS {source} WHERE {_ARRIVED}")
+        for statement in merge.views("usage_settled", "usage_compacted", "usage_fresh"):
+            session.execute(statement)
+        hours = rollup.usage_of("usage", rollup.HOUR_US)
+        session.execute(f"CREATE VIEW usage_sums AS {hours}")
+
+
+def stored(session: Any, table: str, view: str, paths: Sequence[str], *, live: str = "") -> str:
+    """Return the statement that reads files (as ``view``) and rows registered as ``live``.
+
+    It has today's columns: one that a file's release did not know has its default, and one of a later
+    release is left out.
+    """
+    name = f"{table}_blank"
+    session.register(name, schema.held(table).empty_table())
+    source = f"SELECT * FROM {live or name}"  # noqa: S608 - a table name of ours, here and below
+    if paths:
+        session.read_parquet(list(paths), union_by_name=True, hive_partitioning=False).create_view(
+            view
+        )
+        source = f"SELECT * FROM {view} UNION ALL BY NAME {source}"  # noqa: S608
+    chosen = []
+    for column in schema.columns(table):
+        known = schema.default(table, column)
+        if column in schema.FIRST_RELEASE:
+            chosen.append(f'"{column}"')
+        else:
+            blank = "''" if known == "" else str(int(known))
+            chosen.append(f'coalesce("{column}", {blank}) AS "{column}"')
+    return f"SELECT {', '.join(chosen)} FROM ({source})"  # noqa: S608
+
+
+_ARRIVED = "arrived_us >= getvariable('first_us') AND arrived_us < getvariable('last_us')"
 _OVERLAP = "end_us >= getvariable('first_us') AND start_us < getvariable('last_us')"
 _ROWS = {
-    schema.USAGE: (
-        "CREATE VIEW usage_rows AS SELECT * FROM ({source}) WHERE arrived_us >= getvariable('first_us') "
-        "AND arrived_us < getvariable('last_us')"
-    ),
     schema.GPU: (
-        f"CREATE VIEW gpu_rows AS SELECT * FROM ({{source}}) WHERE {_OVERLAP} "  # noqa: S608 - constants
+        f"CREATE VIEW gpu_rows AS SELECT * FROM gpu_all WHERE {_OVERLAP} "  # noqa: S608 - constants
         "QUALIFY row_number() OVER (PARTITION BY cluster, lease_id, run, seq "
         "ORDER BY end_us DESC, start_us, gpus DESC) = 1"
     ),
     schema.REPLICA_TIME: (
-        f"CREATE VIEW replica_rows AS SELECT * FROM ({{source}}) WHERE {_OVERLAP} "  # noqa: S608 - constants
+        f"CREATE VIEW replica_rows AS SELECT * FROM replica_time_all WHERE {_OVERLAP} "  # noqa: S608
         "QUALIFY row_number() OVER (PARTITION BY cluster, lease_id, replica_id, seq "
         "ORDER BY end_us DESC, start_us, state) = 1"
     ),

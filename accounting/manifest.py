@@ -6,13 +6,14 @@ compaction replaced stay listed as retired for a while before they are unlinked,
 holds the former manifest still finds them.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 NAME = "manifest.json"
 
@@ -29,6 +30,10 @@ class File:
         path: relative to the parquet folder.
         day: UTC day of its rows.
         first_us, last_us: the earliest beginning and the latest end among its rows.
+        since: the generation in which the newest of its rows came in; a compaction keeps it, so that
+            rollups see which days have rows that they do not know.
+        merged: it holds one row for each attempt, and no other merged file has one of the same. Only
+            what is not merged has to be merged with it when it is read.
     """
 
     path: str
@@ -39,6 +44,11 @@ class File:
     sha256: str
     first_us: int
     last_us: int
+    since: int = 0
+    merged: bool = False
+
+
+_FIELDS = frozenset(field.name for field in dataclasses.fields(File))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +76,10 @@ def load(folder: Path) -> Manifest | None:
     path = folder / NAME
     try:
         value: dict[str, Any] = json.loads(path.read_text())
-        files = tuple(File(**each) for each in value["files"])
+        files = tuple(
+            File(**{name: found for name, found in each.items() if name in _FIELDS})
+            for each in value["files"]
+        )
         return Manifest(value["generation"], files, dict(value["segments"]), dict(value["retired"]))
     except FileNotFoundError:
         if next(folder.glob("*/day=*/*.parquet"), None) is not None:
@@ -87,12 +100,19 @@ def save(folder: Path, manifest: Manifest) -> None:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Put a whole file under its name, on disk: temporary, fsync, rename, fsync of the folder."""
+    """Put a whole file under its name, on disk."""
+    with writing(path) as stream:
+        stream.write(data)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """Write a file that appears whole, or not at all: temporary, fsync, rename, fsync of the folder."""
     temporary = path.with_name(f".{path.name}.tmp")  # hidden, and no glob for data matches it
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
     try:
         with os.fdopen(handle, "wb", closefd=False) as stream:
-            stream.write(data)
+            yield stream
         os.fsync(handle)
     finally:
         os.close(handle)

@@ -7,6 +7,7 @@ attempt's is the arrival of its request, which every row of every attempt carrie
 the queue has no dispatch), so that all rows of one request lie in one partition and one window.
 """
 
+import dataclasses
 import datetime
 from collections.abc import Iterable
 from typing import Any
@@ -21,15 +22,15 @@ GPU = "gpu"
 REPLICA_TIME = "replica_time"
 TABLES = (USAGE, GPU, REPLICA_TIME)
 
-_TAGS = {USAGE: "u", GPU: "g", REPLICA_TIME: "r"}
-_US_A_DAY = 86_400_000_000
+TAGS = {USAGE: "u", GPU: "g", REPLICA_TIME: "r"}
+US_A_DAY = 86_400_000_000
 _EPOCH = datetime.date(1970, 1, 1)
 _LAST_DAY = (datetime.date.max - _EPOCH).days
 
 
 def columns(table: str) -> tuple[str, ...]:
     """Return a table's column names in order."""
-    return segment.COLUMNS[_TAGS[table]]
+    return segment.COLUMNS[TAGS[table]]
 
 
 def schema(table: str) -> Any:
@@ -42,6 +43,52 @@ def schema(table: str) -> Any:
             for name in columns(table)
         ]
     )
+
+
+RECORDS = {
+    USAGE: (usage.Identity, usage.UsageRow),
+    GPU: (usage.GpuRow,),
+    REPLICA_TIME: (usage.ReplicaTimeRow,),
+}
+_DEFAULTS: dict[tuple[str, str], str | int] = {
+    (table, field.name): field.default
+    for table, records in RECORDS.items()
+    for record in records
+    for field in dataclasses.fields(record)
+    if field.default is not dataclasses.MISSING
+}
+_ALL_DIFFERENT = frozenset({"request_id", "custom_id", "caller_request_id", "reason"})
+REPEATING = segment.TEXT_COLUMNS - {"request_id", "custom_id", "caller_request_id"}
+
+
+# Columns that every file has; what came later may be missing from one.
+_FIRST = """
+request_id attempt cluster team user key_id model version adapter endpoint tier replica_id
+lease_id slurm_job_id arrived_us started_us batch_job_id custom_id caller_request_id kind outcome
+uncached_prompt_tokens cached_prompt_tokens output_tokens first_token_us ended_us payer reason
+run node gpus start_us end_us seq state
+"""
+FIRST_RELEASE = frozenset(_FIRST.split())
+
+
+def default(table: str, name: str) -> str | int:
+    """Return what a row has in a column that its writer, of another release, did not know."""
+    blank: str | int = "" if name in segment.TEXT_COLUMNS else 0
+    return _DEFAULTS.get((table, name), blank)
+
+
+def encodings(table: str) -> dict[str, str]:
+    """Return how columns without a dictionary are laid out in a sorted file."""
+    return {
+        name: "DELTA_BYTE_ARRAY" if name in segment.TEXT_COLUMNS else "DELTA_BINARY_PACKED"
+        for name in columns(table)
+        if name not in REPEATING
+    }
+
+
+def text_type(name: str) -> Any:
+    """Return how a text column is held in memory: with a dictionary where values repeat."""
+    return pa.string() if name in _ALL_DIFFERENT else pa.dictionary(pa.int32(), pa.string())
 
 
 def table_of(row: usage.Row) -> str:
@@ -61,18 +108,33 @@ def span(row: usage.Row) -> tuple[int, int]:
 
 def day_of(us: int) -> str:
     """Return the UTC day of a time as ``YYYY-MM-DD``, by integers alone."""
-    return (_EPOCH + datetime.timedelta(days=min(us // _US_A_DAY, _LAST_DAY))).isoformat()
+    return (_EPOCH + datetime.timedelta(days=min(us // US_A_DAY, _LAST_DAY))).isoformat()
+
+
+def held(table: str) -> Any:
+    """Return the schema of a table in memory: texts that repeat have a dictionary."""
+    return pa.schema(
+        [
+            field if pa.types.is_integer(field.type) else field.with_type(text_type(field.name))
+            for field in schema(table)
+        ]
+    )
+
+
+def begin_column(table: str) -> str:
+    """Return the column whose day a row belongs to."""
+    return "arrived_us" if table == USAGE else "start_us"
 
 
 def to_arrow(table: str, rows: Iterable[usage.Row]) -> Any:
-    """Return rows of one table as an Arrow table."""
-    wanted = schema(table)
+    """Return rows of one table as an Arrow table, of schema `held`."""
+    wanted = held(table)
     by_column = list(zip(*map(segment.values_of, rows), strict=True))[1:]
     if not by_column:
         return wanted.empty_table()
     arrays = [
         pa.array(
-            [_text(value) for value in column] if field.type == pa.string() else column, field.type
+            column if pa.types.is_integer(field.type) else list(map(_text, column)), field.type
         )
         for column, field in zip(by_column, wanted, strict=True)
     ]

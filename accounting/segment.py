@@ -1,10 +1,15 @@
 """The form of a spool segment on disk: how rows become bytes, and what can be read back.
 
-A segment is ``FOREBAY1``, then records: length (u32), CRC-32 (u32) of the length's bytes and the
-payload, payload (compact JSON), all little-endian. The first record is the header: who writes, and the
-column names of each kind of row, so that a later release can read this one's segments. A row is a JSON
-array: its tag, then its values. The last record of a sealed segment counts its rows. Length 0 is the
-preallocated rest. Standard library only: this loads inside an engine's environment.
+A segment is ``FOREBAY2``, then records: length (u32), CRC-32 (u32) of the length's bytes and the payload,
+payload, all little-endian. The first record is the header, a JSON object: who writes, and the column names
+of each kind of row, so that a later release can read this one's segments. A row is a line of text: its tag
+and its values, parted by the unit separator (0x1F), which a reader can turn into columns without looking
+at each row (`accounting.columns`). A value with a backslash, a control character or a lone surrogate in
+it is written with Python's ``unicode_escape``. The last record of a sealed segment is the JSON array
+``["seal", rows]``. Length 0 is the preallocated rest.
+
+``FOREBAY1``, of the first release, has JSON arrays for rows and is read as well. Standard library only:
+this loads inside an engine's environment.
 """
 
 import dataclasses
@@ -12,21 +17,26 @@ import json
 import operator
 import os
 import socket
+import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scheduler.contracts import usage
 
-MAGIC = b"FOREBAY1"
+MAGIC = b"FOREBAY2"
+_MAGICS = (MAGIC, b"FOREBAY1")
 SUFFIX = ".seg"
 TAKEN = ".taken"  # the marker beside an unsealed segment that the shipper has taken over
 FRAME_BYTES = 8
-FORMAT = 1
+FORMAT = 2
+SEPARATOR = "\x1f"
 LONGEST_TEXT = 1024
 _LARGE_ROW = 16_384
+_LARGEST_ROW = 96 * 1024  # fits half of the smallest segment, whatever a caller's words are
 _INT64 = 2**63
+_KNOWN_AT_MOST = 8192  # identities between OPEN and CLOSE; more are encoded twice
 
 IDENTITY = tuple(field.name for field in dataclasses.fields(usage.Identity))
 END = tuple(f.name for f in dataclasses.fields(usage.UsageRow) if f.name != "identity")
@@ -38,18 +48,30 @@ _get_identity: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*IDENTITY)
 _get_end: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*END)
 _get_gpu: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*_GPU)
 _get_replica: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*_REPLICA)
-_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_frame_head = struct.Struct("<II")
+_SEAL = b'["seal",'
+_BRACKET = ord("[")
 
 
-class Segment(NamedTuple):
-    """What one segment holds.
+class Scan(NamedTuple):
+    """The records of one segment, checked and not yet decoded.
 
     Attributes:
-        rows: every whole row before the first fault, in the order written.
-        problem: one line on what could not be read, or "" (a live segment's zero rest is no fault).
+        payloads: every whole record of a row before the first fault, in the order written.
+        faults: what could not be read (a live segment's zero rest is no fault).
         sealed: whether its writer closed it, so that nothing follows.
         header: who wrote it; empty if not even that could be read.
     """
+
+    name: str
+    payloads: list[bytes]
+    faults: list[str]
+    sealed: bool
+    header: dict[str, Any]
+
+
+class Segment(NamedTuple):
+    """What one segment holds; `problem` is one line on what could not be read, or ""."""
 
     rows: list[usage.Row]
     problem: str
@@ -72,14 +94,84 @@ def values_of(row: usage.Row) -> tuple[Any, ...]:
     return ("r", *_get_replica(row))
 
 
+class Encoder:
+    """Turns rows into records; what OPEN and CLOSE of an attempt share is encoded once.
+
+    That they share it is seen by the identity being the same object, as the gateway's is.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[usage.Identity, str]] = {}
+
+    def encode(self, row: usage.Row) -> bytes:
+        """Return a row as a record, ready to be written."""
+        if not isinstance(row, usage.UsageRow):
+            return frame(_payload_of(values_of(row)))
+        identity = row.identity
+        known = self._known.pop(id(identity), None)
+        if known is None:
+            begin = _joined(("u", *_get_identity(identity)))
+            if row.kind is usage.RowKind.OPEN and begin:
+                if len(self._known) >= _KNOWN_AT_MOST:
+                    self._known.clear()
+                self._known[id(identity)] = identity, begin
+        else:
+            begin = known[1]
+        end = _joined(_get_end(row))
+        if not begin or not end or len(begin) + len(end) > _LARGE_ROW:
+            return frame(_payload_of(values_of(row)))
+        return frame(f"{begin}{SEPARATOR}{end}".encode())
+
+
 def encode(row: usage.Row) -> bytes:
-    """Return a row as a record, ready to be written."""
-    values = values_of(row)
-    payload = _to_json(values).encode()
-    if len(payload) > _LARGE_ROW:  # a caller's words may be long; a row must always fit a segment
-        cut = [value[:LONGEST_TEXT] if isinstance(value, str) else value for value in values]
-        payload = _to_json(cut).encode()
-    return frame(payload)
+    """Return one row as a record."""
+    return Encoder().encode(row)
+
+
+def _joined(values: Sequence[Any]) -> str:
+    """Return values as text, or "" if one of them has to be escaped."""
+    text = SEPARATOR.join(map(str, values))
+    if (
+        text.count(SEPARATOR) != len(values) - 1
+        or "\\" in text
+        or "\n" in text
+        or "\r" in text
+        or "\0" in text
+    ):
+        return ""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return ""
+    return text
+
+
+def _payload_of(values: Sequence[Any]) -> bytes:
+    """Return a row's payload the careful way: texts escaped, and cut until it fits a segment."""
+    payload = SEPARATOR.join(map(escaped, values)).encode()
+    longest = LONGEST_TEXT
+    while len(payload) > _LARGE_ROW:
+        cut = [value[:longest] if isinstance(value, str) else value for value in values]
+        payload = SEPARATOR.join(map(escaped, cut)).encode()
+        if len(payload) <= _LARGEST_ROW:
+            break
+        longest //= 2
+    return payload
+
+
+def escaped(value: Any) -> str:
+    """Return a value as the text that stands for it in a row."""
+    text = str(value)
+    return text if _joined((text,)) else text.encode("unicode_escape").decode("ascii")
+
+
+def unescaped(text: str) -> str:
+    r"""Return the value of a text.
+
+    Raises:
+        ValueError: it has a backslash and is nothing that `escaped` makes.
+    """
+    return text.encode("ascii").decode("unicode_escape") if "\\" in text else text
 
 
 def encode_header(writer: str, created_us: int) -> bytes:
@@ -94,12 +186,12 @@ def encode_header(writer: str, created_us: int) -> bytes:
         "created_us": created_us,
         "columns": COLUMNS,
     }
-    return MAGIC + frame(_to_json(header).encode())
+    return MAGIC + frame(json.dumps(header, separators=(",", ":")).encode())
 
 
 def encode_seal(rows: int) -> bytes:
     """Return the record that ends a segment."""
-    return frame(_to_json(("seal", rows)).encode())
+    return frame(f'["seal",{rows}]'.encode())
 
 
 SEAL_BYTES = len(encode_seal(_INT64))
@@ -114,57 +206,82 @@ def read_segment(path: Path) -> Segment:
     return parse(path.read_bytes(), path.name)
 
 
+def scan_segment(path: Path) -> Scan:
+    """Find the records of a segment; errors as of `read_segment`."""
+    return scan(path.read_bytes(), path.name)
+
+
 def parse(data: bytes, name: str) -> Segment:
-    """Read a segment's bytes; ``name`` is for the message."""
-    rows: list[usage.Row] = []
+    """Read a segment's bytes, row by row; ``name`` is for the message."""
+    return decode(scan(data, name))
+
+
+def scan(data: bytes, name: str) -> Scan:
+    """Find the records of a segment, each checked by its checksum."""
     faults: list[str] = []
+    payloads: list[bytes] = []
     header: dict[str, Any] = {}
-    sealed = False
     offset = len(MAGIC)
-    if data[:offset] != MAGIC:
-        what = "is empty" if not data.strip(b"\0") else "is no spool segment of this release"
-        return Segment(rows, f"{name} {what}", False, header)
-    while not sealed and data[offset : offset + 4].strip(b"\0"):
-        payload = _payload(data, offset)
-        if payload is None:
-            lost = len(data[offset:].rstrip(b"\0"))
-            faults.append(f"{lost} bytes from offset {offset} are torn or damaged")
+    if data[:offset] not in _MAGICS:
+        faults.append("is empty" if not data.strip(b"\0") else "is no spool segment of ours")
+        return Scan(name, payloads, faults, False, header)
+    head, crc32, end = _frame_head.unpack_from, zlib.crc32, len(data)
+    begun: dict[int, int] = {}  # checksum of a length's four bytes
+    sealed = False
+    while not sealed and offset + FRAME_BYTES <= end:
+        size, checksum = head(data, offset)
+        if size == 0:
             break
-        offset += FRAME_BYTES + len(payload)
+        start = offset + FRAME_BYTES
+        payload = data[start : start + size]
+        if size not in begun:
+            begun[size] = crc32(data[offset : offset + 4])
+        if len(payload) < size or crc32(payload, begun[size]) != checksum:
+            break
+        if payload[0] == _BRACKET and payload.startswith(_SEAL):
+            sealed = True
+            counted = int(payload[len(_SEAL) : -1])
+            if counted != len(payloads):
+                faults.append(f"sealed with {counted} rows, {len(payloads)} found")
+        elif offset == len(MAGIC):
+            header = _header(payload)
+        else:
+            payloads.append(payload)
+        offset = start + size
+    if not sealed and data[offset : offset + 4].strip(b"\0"):
+        lost = len(data[offset:].rstrip(b"\0"))
+        faults.append(f"{lost} bytes from offset {offset} are torn or damaged")
+    return Scan(name, payloads, faults, sealed, header)
+
+
+def _header(payload: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(payload)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def decode(found: Scan) -> Segment:
+    """Build the rows of a scan one by one; those of no valid form are named and left out."""
+    rows: list[usage.Row] = []
+    faults = list(found.faults)
+    for number, payload in enumerate(found.payloads):
         try:
-            value = json.loads(payload)
-            if isinstance(value, dict):
-                header = value
-            elif value[0] == "seal":
-                sealed = True
-                if value[1] != len(rows) + len(faults):
-                    faults.append(f"sealed with {value[1]} rows, {len(rows)} found")
-            else:
-                rows.append(_decode(value, header))
-        except (
-            LookupError,
-            TypeError,
-            ValueError,
-        ) as error:  # whole, yet not what a writer of ours makes
-            faults.append(f"record {len(rows) + len(faults)} has no valid form ({error})")
-    problem = f"{name}: {'; '.join(faults)}; {len(rows)} rows are kept" if faults else ""
-    return Segment(rows, problem, sealed, header)
+            rows.append(_row(payload, found.header))
+        except (LookupError, TypeError, ValueError) as error:  # whole, yet not what we write
+            faults.append(f"record {number} has no valid form ({error})")
+    return Segment(rows, problem_of(found.name, faults, len(rows)), found.sealed, found.header)
 
 
-def _payload(data: bytes, offset: int) -> bytes | None:
-    size = int.from_bytes(data[offset : offset + 4], "little")
-    start = offset + FRAME_BYTES
-    payload = data[start : start + size]
-    checksum = int.from_bytes(data[offset + 4 : start], "little")
-    if len(payload) < size or size == 0:
-        return None
-    if zlib.crc32(payload, zlib.crc32(data[offset : offset + 4])) != checksum:
-        return None
-    return payload
+def problem_of(name: str, faults: Sequence[str], kept: int) -> str:
+    """Return one line on a segment's faults, or "" if it has none."""
+    return f"{name}: {'; '.join(faults)}; {kept} rows are kept" if faults else ""
 
 
-def _decode(value: list[Any], header: dict[str, Any]) -> usage.Row:
+def _row(payload: bytes, header: dict[str, Any]) -> usage.Row:
     """Build a row from its values, by the header's column names: unknown ones are left out."""
+    value = json.loads(payload) if payload.startswith(b"[") else _values(payload, header)
     tag = value[0]
     found = dict(zip(header["columns"][tag], value[1:], strict=True))
     row = {name: _checked(name, found[name]) for name in COLUMNS[tag] if name in found}
@@ -177,6 +294,18 @@ def _decode(value: list[Any], header: dict[str, Any]) -> usage.Row:
     row["outcome"] = usage.Outcome(row.get("outcome", usage.Outcome.OPEN))
     row["payer"] = usage.Payer(row.get("payer", usage.Payer.TEAM))
     return usage.UsageRow(identity=identity, **row)
+
+
+def _values(payload: bytes, header: dict[str, Any]) -> list[Any]:
+    tag, *texts = payload.decode().split(SEPARATOR)
+    names = header["columns"][tag]
+    return [tag, *map(_value, names, texts)] if len(names) == len(texts) else [tag, *texts]
+
+
+def _value(name: str, text: str) -> Any:
+    if name in TEXT_COLUMNS:
+        return unescaped(text)
+    return int(text) if text.isascii() and text.isdigit() else text
 
 
 TEXT_COLUMNS = frozenset(

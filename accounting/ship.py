@@ -25,10 +25,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from accounting import columns, schema, segment
 from accounting import manifest as manifests
-from accounting import schema, segment
 from scheduler.contracts import clock as clocks
-from scheduler.contracts import ids, usage
+from scheduler.contracts import ids
 
 BATCH_BYTES = 64 * 1024 * 1024
 TAKEOVER_S = 300.0
@@ -80,16 +80,15 @@ def ship(
         total = Shipped(generation=current.generation)
         problems = list(_clear(state_dir, current))
         for batch in _batches(state_dir, clock, takeover_s, batch_bytes):
-            rows = [row for _, read in batch for row in read.rows]
             problems += [read.problem for _, read in batch if read.problem]
-            files = [*_write(folder, rows)]
+            files = [*_write(folder, [read for _, read in batch], current.generation + 1)]
             current = _publish(folder, current, files, [path.name for path, _ in batch], clock)
             for path, read in batch:
                 _remove(state_dir, path, damaged=bool(read.problem))
             total = dataclasses.replace(
                 total,
                 segments=total.segments + len(batch),
-                rows=total.rows + len(rows),
+                rows=total.rows + sum(read.count for _, read in batch),
                 files=total.files + len(files),
                 generation=current.generation,
             )
@@ -165,17 +164,18 @@ def _clear(state_dir: Path, current: manifests.Manifest) -> Iterator[str]:
 
 def _batches(
     state_dir: Path, clock: clocks.Clock, takeover_s: float, batch_bytes: int
-) -> Iterator[list[tuple[Path, segment.Segment]]]:
-    batch: list[tuple[Path, segment.Segment]] = []
+) -> Iterator[list[tuple[Path, columns.Rows]]]:
+    batch: list[tuple[Path, columns.Rows]] = []
     size = 0
     for path in segments(state_dir):
         try:
-            read = _finished(path, clock, takeover_s)
+            found = _finished(path, clock, takeover_s)
             held = path.stat().st_size
         except FileNotFoundError:
             continue  # its writer closed without a row
-        if read is None:
+        if found is None:
             continue
+        read = columns.read(found)
         batch.append((path, read))
         size += held
         if size >= batch_bytes:
@@ -185,44 +185,49 @@ def _batches(
         yield batch
 
 
-def _finished(path: Path, clock: clocks.Clock, takeover_s: float) -> segment.Segment | None:
-    """Return a segment's rows if nothing more will be acknowledged in it, after taking it over if need be."""
-    read = segment.read_segment(path)
+def _finished(path: Path, clock: clocks.Clock, takeover_s: float) -> segment.Scan | None:
+    """Return a segment if nothing more will be acknowledged in it, after taking it over if need be."""
+    read = segment.scan_segment(path)
     if read.sealed:
         return read
     if segment.writer_alive(read.header) is not False:
         silent_s = clock.wall_us() / 1e6 - path.stat().st_mtime
-        if silent_s < (takeover_s if read.rows else _IDLE_EMPTY_S):
+        if silent_s < (takeover_s if read.payloads else _IDLE_EMPTY_S):
             return None
     path.with_suffix(segment.TAKEN).touch()
     manifests.sync_folder(path.parent)
-    return segment.read_segment(path)
+    return segment.scan_segment(path)
 
 
-def _write(folder: Path, rows: Sequence[usage.Row]) -> Iterator[manifests.File]:
-    groups: dict[tuple[str, str], list[usage.Row]] = {}
-    for row in rows:
-        key = schema.table_of(row), schema.day_of(schema.span(row)[0])
-        groups.setdefault(key, []).append(row)
-    for (table, day), group in sorted(groups.items()):
-        spans = [schema.span(row) for row in group]
-        arrow = schema.to_arrow(table, group)
-        yield write_file(folder, table, day, arrow, (min(spans)[0], max(end for _, end in spans)))
+def _write(folder: Path, parts: Sequence[columns.Rows], since: int) -> Iterator[manifests.File]:
+    for table in schema.TABLES:
+        held = [part.tables[table] for part in parts if table in part.tables]
+        if not held:
+            continue
+        everything = columns.joined(table, held)
+        for day, rows in columns.by_day(table, everything):
+            file = write_file(folder, table, day, rows, columns.span(table, rows))
+            yield dataclasses.replace(file, since=since)
+
+
+def partition(folder: Path, table: str, day: str) -> Path:
+    """Return a day's folder, made if it is not there."""
+    path = folder / table / f"day={day}"
+    if not path.is_dir():
+        path.mkdir(parents=True)
+        manifests.sync_folder(path.parent)
+        manifests.sync_folder(folder)
+    return path
 
 
 def write_file(
     folder: Path, table: str, day: str, arrow: pa.Table, span_us: tuple[int, int]
 ) -> manifests.File:
     """Write one Parquet file durably and return its manifest entry; nobody sees it before the swap."""
-    partition = folder / table / f"day={day}"
-    if not partition.is_dir():
-        partition.mkdir(parents=True)
-        manifests.sync_folder(partition.parent)
-        manifests.sync_folder(folder)
     sink = pa.BufferOutputStream()
-    pq.write_table(arrow, sink, compression="zstd")
+    pq.write_table(arrow, sink, compression="zstd", store_schema=False)
     data = sink.getvalue().to_pybytes()
-    path = partition / f"{ids.uuid7()}.parquet"
+    path = partition(folder, table, day) / f"{ids.uuid7()}.parquet"
     manifests.write_durably(path, data)
     return manifests.File(
         path=str(path.relative_to(folder)),

@@ -139,6 +139,7 @@ class Spool:
         self._appended = 0
         self._synced = 0
         self._closed = False
+        self._encoder = segment.Encoder()
         self._flight: asyncio.Future[None] | None = None
         self._thread = concurrent.futures.ThreadPoolExecutor(1, f"spool-{self._writer}")
         with self._lock:
@@ -150,7 +151,7 @@ class Spool:
         Raises:
             errors.RecordingUnavailable: there is no room for it.
         """
-        record = segment.encode(row)
+        record = self._encoder.encode(row)
         with self._lock:
             self._own()
             current = self._room(len(record))

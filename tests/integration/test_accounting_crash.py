@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting import books, manifest, schema, segment, ship, spool
-from scheduler.contracts import clock, errors, usage
+from scheduler.contracts import clock, errors
 from tests import services
 from tests.unit.accounting import samples
 
@@ -177,15 +177,13 @@ def test_a_thousand_readings_while_shipping_never_see_a_row_twice_or_not_at_all(
             else:
                 found = kept.snapshot()
                 assert found.problems == ()
-                names = [
-                    row.identity.request_id for row in found.rows if isinstance(row, usage.UsageRow)
-                ]
-                for path in found.files[schema.USAGE]:
-                    if path not in counted:
-                        counted[path] = pq.read_table(path, columns=["request_id"])[
-                            "request_id"
-                        ].to_pylist()
-                    names += counted[path]
+                names = found.live[schema.USAGE]["request_id"].to_pylist()
+                for file in found.files[schema.USAGE]:
+                    if file.path not in counted:
+                        path = tmp_path / "parquet" / file.path
+                        column = pq.read_table(path, columns=["request_id"])["request_id"]
+                        counted[file.path] = column.to_pylist()
+                    names += counted[file.path]
             assert len(names) == len(set(names))
             assert set(sure) <= set(names)
     finally:

@@ -69,7 +69,7 @@ async def test_many_waiters_share_a_few_syncs(
 async def test_segments_rotate_by_size_and_nothing_is_lost_in_between(
     tmp_path: Path, books: spool.Spool
 ) -> None:
-    rows: list[usage.Row] = [samples.row(request_id=f"q{n}") for n in range(3000)]
+    rows: list[usage.Row] = [samples.row(request_id=f"q{n}") for n in range(5000)]
     for n, row in enumerate(rows):
         books.append(row)
         if n % 500 == 0:
