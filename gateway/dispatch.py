@@ -16,7 +16,7 @@ from scheduler.contracts import errors, frames, requests, resume, usage
 
 _DONE = b"data: [DONE]"
 _TAIL = -len(_DONE) - 4  # with the blank line behind it
-_DATA, _PROMPT = frames.Kind.DATA, frames.Kind.PROMPT
+_PROMPT = frames.Kind.PROMPT
 _log = logging.getLogger(__name__)
 
 
@@ -74,6 +74,50 @@ class _Last:
 
     frame: frames.Frame
     held: frames.Frame | None
+
+
+class _Forwarding:
+    """Takes an answer's frames as they come; called for every one of them, in the hop's own callback.
+
+    Attributes:
+        held: the stream's last event, which waits for the record.
+    """
+
+    __slots__ = ("_first", "_job", "_outlet", "_record", "_sent", "held")
+
+    def __init__(
+        self,
+        job: Job,
+        record: recording.Attempt,
+        first: Callable[[requests.InferenceRequest], None] | None,
+    ) -> None:
+        self._job = job
+        self._record = record
+        self._first = first
+        self._outlet = job.outlet
+        self._sent = job.sent
+        self.held: frames.Frame | None = None
+
+    def take(self, frame: frames.Frame) -> bool:
+        """Take a DATA or PROMPT frame; False: the client is behind."""
+        payload, record = frame.payload, self._record
+        if frame.kind is _PROMPT:
+            record.prompt(frame)
+            return True
+        if not record.first_token_us and (payload or frame.packed):
+            record.first_token()
+            if self._first is not None:
+                self._first(self._job.request)
+        going = True
+        if self.held is not None:
+            held, self.held = self.held, None
+            self._sent.add(held)
+            going = self._outlet.data(held)
+        if payload.find(_DONE, _TAIL) >= 0:
+            self.held = frame
+            return going
+        self._sent.add(frame)
+        return self._outlet.data(frame) and going
 
 
 class Dispatcher:
@@ -135,29 +179,13 @@ class Dispatcher:
 
     async def _forward(self, answer: replica.Answer, job: Job, record: recording.Attempt) -> _Last:
         """Pass DATA on until the END or ERROR frame; the stream's last event is held back for it."""
-        held: frames.Frame | None = None
-        outlet, sent = job.outlet, job.sent
+        first = None if job.resumed else self._first_token
+        forwarding = _Forwarding(job, record, first)
         while True:
-            for frame in await answer.some():
-                kind = frame.kind
-                if kind is not _DATA:
-                    if kind is _PROMPT:
-                        record.prompt(frame)
-                        continue
-                    return _Last(frame, held)
-                if not record.first_token_us and (frame.packed or frame.payload):
-                    record.first_token()
-                    if not job.resumed:
-                        self._first_token(job.request)
-                if held is not None:
-                    await self._pass_on(job, held)
-                    held = None
-                if frame.payload.find(_DONE, _TAIL) >= 0:
-                    held = frame
-                    continue
-                sent.add(frame)
-                if not outlet.data(frame):
-                    await self._drained(outlet)
+            last = await answer.each(forwarding.take)
+            if last is not None:
+                return _Last(last, forwarding.held)
+            await self._drained(job.outlet)
 
     async def _pass_on(self, job: Job, frame: frames.Frame) -> None:
         """Give a frame to the client that was held back."""

@@ -1,25 +1,25 @@
 """The hop to a replica: one POST, frames back, and every way it can fail told apart."""
 
-import asyncio
 import contextlib
 import dataclasses
 import json
 import urllib.parse
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+import msgspec
 
-from gateway import settings
+from gateway import hop, hop_reader, settings
 from scheduler.contracts import errors, fleet, frames, ids, usage
 
-_IDLE_CONNECTION_S = 60.0  # far below a replica's own 300 s, so that it never closes first
-_IDENTITY = tuple(field.name for field in dataclasses.fields(usage.Identity))
 _JSON_SAFE = '{}":,/ '  # harmless in a header, and most identities then need no quoting at all
-_FINISH_S = 0.05
-_ERROR_BYTES = 64 * 1024
 _MESSAGE_CHARS = 2000  # an engine may echo the whole input in its error; nobody reads more
+_HEAD = (
+    b"POST %b HTTP/1.1\r\nHost: %b\r\nAuthorization: Bearer %b\r\nX-Request-Id: %b.%d\r\n"
+    b"X-Forebay-Identity: %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+    b"Accept: " + frames.MEDIA_TYPE.encode() + b"\r\nAccept-Encoding: identity\r\n\r\n"
+)
 
 
 class Full(Exception):
@@ -75,93 +75,77 @@ class Client:
     """
 
     def __init__(self, options: settings.GatewaySettings) -> None:
-        self._options = options
-        self._session: aiohttp.ClientSession | None = None
+        quickest = min(options.stream_idle_s, options.answer_timeout_s)
+        self._pool = hop.Pool(options.connect_timeout_s, look_s=min(1.0, quickest / 4))
         self._secrets: dict[tuple[ids.ReplicaId, int], str] = {}
 
     async def __aenter__(self) -> "Client":
-        """Open the pool; proxies from the environment are never used inside the cluster."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=_IDLE_CONNECTION_S, ttl_dns_cache=60
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            auto_decompress=False,
-        )
+        """Begin; connections are made when they are needed."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Close every connection."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        self._pool.close()
 
-    @contextlib.asynccontextmanager
-    async def open(self, replica: fleet.Replica, call: Call) -> AsyncIterator["Answer"]:
-        """Send ``call`` and yield its answer; leaving early cancels it there.
+    def open(self, replica: fleet.Replica, call: Call) -> "Opening":
+        """Send ``call`` and yield its answer, as an async context manager; leaving early cancels it there.
 
         Raises:
             Full: the replica has no seat.
             Lost: it is gone, or was during the answer.
             errors.ForebayError: the engine refuses the request itself; nothing was computed.
         """
-        if self._session is None:
-            raise errors.Internal("replica client used outside its context")
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=self._options.connect_timeout_s, sock_read=call.silence_s
-        )
-        headers = {**self._headers(replica, call), "Content-Type": "application/json"}
-        url = f"http://{replica.address}{call.path}"
-        try:
-            response = await self._session.post(
-                url, data=call.body, headers=headers, timeout=timeout, allow_redirects=False
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Lost(f"not reachable: {error}", computed=False) from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Lost(f"no answer: {_words(error)}", computed=True) from error
-        answer = Answer(response)
-        try:
-            await self._check(replica, response)
-            yield answer
-        finally:
-            await answer.leave()
+        return Opening(self, replica, call)
 
-    def _headers(self, replica: fleet.Replica, call: Call) -> dict[str, str]:
-        # Not dataclasses.asdict: it copies deeply, at a tenth of the cost of the whole request.
-        fields = {name: getattr(call.identity, name) for name in _IDENTITY}
-        identity = json.dumps(fields, separators=(",", ":"))
-        return {
-            "Authorization": f"Bearer {self._secret(replica)}",
-            "X-Request-Id": f"{call.identity.request_id}.{call.identity.attempt}",
-            "X-Forebay-Identity": urllib.parse.quote(identity, safe=_JSON_SAFE),
-            "Accept": frames.MEDIA_TYPE,
-            "Accept-Encoding": "identity",
-        }
+    async def send(self, replica: fleet.Replica, call: Call) -> "Answer":
+        """Send ``call``; the caller must `Answer.leave`. Raises as `open` does."""
+        request = self._head(replica, call) + call.body
+        try:
+            connection = await self._pool.get(replica.address)
+        except (OSError, ValueError) as error:
+            raise Lost(f"not reachable: {hop_reader.words(error)}", computed=False) from error
+        answer = Answer(connection, connection.send(request, call.silence_s))
+        try:
+            self._check(replica, await answer.head())
+        except BaseException:
+            answer.leave()
+            raise
+        return answer
+
+    def _head(self, replica: fleet.Replica, call: Call) -> bytes:
+        identity = msgspec.json.encode(call.identity)
+        if b"%" in identity or not identity.isascii():
+            identity = urllib.parse.quote(identity, safe=_JSON_SAFE).encode()
+        return _HEAD % (
+            call.path.encode(),
+            replica.address.encode(),
+            self._secret(replica).encode(),
+            call.identity.request_id.encode(),
+            call.identity.attempt,
+            identity,
+            len(call.body),
+        )
 
     def _secret(self, replica: fleet.Replica) -> str:
         key = (replica.replica_id, replica.incarnation)
-        if key not in self._secrets:
+        found = self._secrets.get(key)
+        if found is None:
             try:
-                text = Path(replica.secret_file).read_text(encoding="ascii").strip()
+                found = Path(replica.secret_file).read_text(encoding="ascii").strip()
             except (OSError, ValueError) as error:
                 raise Lost(f"secret of {replica.replica_id}: {error}", computed=False) from error
             self._secrets = {k: v for k, v in self._secrets.items() if k[0] != key[0]}
-            self._secrets[key] = text
-        return self._secrets[key]
+            self._secrets[key] = found
+        return found
 
-    async def _check(self, replica: fleet.Replica, response: aiohttp.ClientResponse) -> None:
+    def _check(self, replica: fleet.Replica, said: hop_reader.Reader) -> None:
         """Raise unless the answer consists of frames."""
-        status = response.status
-        if status == 200 and response.content_type == frames.MEDIA_TYPE:
+        if said.framed:
             return
+        status = said.status
         if status == 200:
-            raise Lost(f"answered {response.content_type}, not frames", computed=True)
-        try:
-            raw = await response.content.read(_ERROR_BYTES)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Lost(f"broke off its error: {_words(error)}", computed=False) from error
+            kind = said.content_type.decode("latin-1")[:100]
+            raise Lost(f"answered {kind}, not frames", computed=True)
         if status == 429:
             raise Full
         if status in (401, 403):
@@ -171,50 +155,77 @@ class Client:
         if status >= 500 or status < 400:
             # It answers, so it lives: what made it fail may be this request, and others go on there.
             raise Lost(f"answered {status}", computed=False, kind=errors.EngineFailed)
-        raise engine_error(status, raw)
+        raise engine_error(status, said.text)
+
+
+class Opening:
+    """The block in which an answer is read."""
+
+    __slots__ = ("_answer", "_call", "_client", "_replica")
+
+    def __init__(self, client: Client, replica: fleet.Replica, call: Call) -> None:
+        self._client = client
+        self._replica = replica
+        self._call = call
+        self._answer: Answer | None = None
+
+    async def __aenter__(self) -> "Answer":
+        """Send."""
+        self._answer = await self._client.send(self._replica, self._call)
+        return self._answer
+
+    async def __aexit__(self, *_: object) -> None:
+        """Leave."""
+        if self._answer is not None:
+            self._answer.leave()
 
 
 class Answer:
-    """The frames of one answer."""
+    """The frames of one answer.
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self._decoder = frames.Decoder()
-        self.whole = False  # the last frame was seen
+    Args:
+        connection: where it comes on.
+        coming: the answer as the hop has it.
+    """
 
-    async def some(self) -> Sequence[frames.Frame]:
-        """Return the frames that have come since, at least one; END or ERROR is the last of all.
+    __slots__ = ("_coming", "_connection")
+
+    def __init__(self, connection: hop.Connection, coming: hop.Answer) -> None:
+        self._connection = connection
+        self._coming = coming
+
+    async def head(self) -> hop_reader.Reader:
+        """Return what the head says.
+
+        Raises:
+            Lost: none came.
+        """
+        try:
+            return await self._coming.head()
+        except hop.Broken as error:
+            computed = not self._coming.reader.status  # a status that is an error: nothing was
+            raise Lost(f"no answer: {error}", computed=computed) from error
+
+    async def each(self, take: hop.Take) -> frames.Frame | None:
+        """Give every frame to ``take``, at once when it comes and without a switch of tasks.
+
+        Args:
+            take: is given the frames before the last; False from it ends this call.
+
+        Returns:
+            The END or ERROR frame; None after ``take`` said False: call again to go on.
 
         Raises:
             Lost: the stream broke off, was silent for too long, or is no sequence of frames.
         """
-        ready: list[frames.Frame] = []
         try:
-            while not ready:
-                chunk = await self._response.content.readany()
-                if not chunk:
-                    raise Lost("ended without its last frame", computed=True)
-                ready.extend(self._decoder.feed(chunk))
-        except (aiohttp.ClientError, TimeoutError, OSError, frames.FrameError) as error:
-            raise Lost(f"broke off: {_words(error)}", computed=True) from error
-        self.whole = ready[-1].kind in (frames.Kind.END, frames.Kind.ERROR)
-        return ready
+            return await self._coming.each(take)
+        except hop.Broken as error:
+            raise Lost(f"broke off: {error}", computed=True) from error
 
-    async def leave(self) -> None:
-        """Give the connection back if the answer was read whole, else close it.
-
-        A closed connection is how the replica hears that nobody listens any more.
-        """
-        if self.whole:
-            # The end of the chunked body follows the last frame at once; give up soon.
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-                async with asyncio.timeout(_FINISH_S):
-                    while not self._response.content.at_eof():
-                        await self._response.content.readany()
-        if self._response.content.at_eof():
-            self._response.release()
-        else:
-            self._response.close()
+    def leave(self) -> None:
+        """Give the connection back if the answer was read whole, else close it."""
+        self._connection.leave()
 
 
 def engine_error(status: int, raw: bytes) -> errors.ForebayError:
@@ -236,7 +247,3 @@ def engine_error(status: int, raw: bytes) -> errors.ForebayError:
     if status == 413:
         return errors.BodyTooLarge(text, param=name)
     return errors.BadRequest(text, param=name)
-
-
-def _words(error: BaseException) -> str:
-    return str(error) or type(error).__name__

@@ -156,6 +156,8 @@ class Error:
 
 
 _KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
+_SIZE = HEADER.size
+_unpack = HEADER.unpack_from
 
 
 class FrameError(ValueError):
@@ -180,23 +182,43 @@ class Decoder:
             FrameError: an unknown kind, or a length beyond `MAX_FRAME_BYTES`.
         """
         self._buffer += chunk
-        at = 0
-        try:
-            while len(self._buffer) - at >= HEADER.size:
-                number, choice, tokens, ahead, chars, size = HEADER.unpack_from(self._buffer, at)
-                kind = _KINDS.get(number)
-                if kind is None or 4 * (tokens + ahead) + size > MAX_FRAME_BYTES:
-                    raise FrameError(
-                        f"frame header out of range: kind {number}, {tokens} tokens, {size} bytes"
-                    )
-                ids = at + HEADER.size
-                text = ids + 4 * (tokens + ahead)
-                end = text + size
-                if len(self._buffer) < end:
-                    break
-                packed = bytes(self._buffer[ids : ids + 4 * tokens])
-                held = bytes(self._buffer[ids + 4 * tokens : text]) if ahead else b""
-                yield Frame(kind, bytes(self._buffer[text:end]), packed, choice, chars, held)
-                at = end
-        finally:
-            del self._buffer[:at]
+        found: list[Frame] = []
+        done = scan(self._buffer, 0, len(self._buffer), found)
+        del self._buffer[:done]
+        return iter(found)
+
+
+def scan(data: bytes | bytearray, at: int, stop: int, found: list[Frame]) -> int:
+    """Append the whole frames in ``data[at:stop]`` to ``found``.
+
+    Returns:
+        Where the first frame begins that is not whole: ``stop`` if there is none.
+
+    Raises:
+        FrameError: an unknown kind, or a length beyond `MAX_FRAME_BYTES`.
+    """
+    while stop - at >= _SIZE:
+        number, choice, tokens, ahead, chars, size = _unpack(data, at)
+        kind = _KINDS.get(number)
+        if kind is None or 4 * (tokens + ahead) + size > MAX_FRAME_BYTES:
+            raise FrameError(
+                f"frame header out of range: kind {number}, {tokens} tokens, {size} bytes"
+            )
+        ids = at + _SIZE
+        held = ids + 4 * tokens
+        text = held + 4 * ahead
+        end = text + size
+        if end > stop:
+            break
+        found.append(
+            Frame(
+                kind,
+                bytes(data[text:end]),
+                bytes(data[ids:held]),
+                choice,
+                chars,
+                bytes(data[held:text]) if ahead else b"",
+            )
+        )
+        at = end
+    return at

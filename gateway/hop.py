@@ -1,0 +1,334 @@
+"""Connections to replicas: raw asyncio protocols, kept open, watched by one look around for silence.
+
+Knows bytes, frames and time; what a status means, and who is asked, is `replica`'s business.
+"""
+
+import asyncio
+import collections
+import contextlib
+from collections.abc import Callable
+
+from gateway import hop_reader
+from scheduler.contracts import frames
+
+_IDLE_S = 60.0  # far below a replica's own 300 s, so that it never closes first
+_FINISH_S = 1.0  # the end of the body follows the last frame at once; longer is not waited for
+_LOOK_S = 1.0
+_AHEAD_BYTES = 64 * 1024  # received before somebody takes them; more is left in the socket
+_LAST = (frames.Kind.END, frames.Kind.ERROR)
+
+Take = Callable[[frames.Frame], bool]
+
+
+class Broken(Exception):
+    """The connection ended, was silent for too long, or said nonsense; the text is one line."""
+
+
+class Answer:
+    """One response as it comes.
+
+    Args:
+        connection: where it comes on.
+
+    Attributes:
+        reader: what is known of it.
+        whole: its last frame has come.
+    """
+
+    __slots__ = (
+        "_ahead", "_connection", "_fault", "_ready", "_stopped", "_take", "_woken", "reader", "whole"
+    )  # fmt: skip
+
+    def __init__(self, connection: "Connection") -> None:
+        self.reader = hop_reader.Reader()
+        self.whole = False
+        self._connection = connection
+        self._ready: collections.deque[frames.Frame] = collections.deque()
+        self._ahead = 0
+        self._take: Take | None = None
+        self._stopped = False
+        self._woken: asyncio.Future[None] | None = None
+        self._fault: Exception | None = None
+
+    async def head(self) -> hop_reader.Reader:
+        """Return what the head says, and the whole text of an answer that is no frames.
+
+        Raises:
+            Broken: it is not to be had.
+        """
+        reader = self.reader
+        while not (reader.framed or (reader.status and reader.complete)):
+            await self._more()
+        return reader
+
+    async def each(self, take: Take) -> frames.Frame | None:
+        """Give every frame to ``take``, at once when it comes and without a switch of tasks.
+
+        Args:
+            take: is given the frames before the last; False from it ends this call.
+
+        Returns:
+            The END or ERROR frame; None after ``take`` said False: call again to go on.
+
+        Raises:
+            Broken: the stream broke off.
+            Exception: what ``take`` raised.
+        """
+        ready = self._ready
+        while True:
+            while ready:
+                frame = ready.popleft()
+                if frame.kind in _LAST:
+                    return frame
+                if not take(frame):
+                    return None
+            self._take = take
+            try:
+                await self._more()
+            finally:
+                self._take = None
+            if self._stopped:
+                self._stopped = False
+                return None
+
+    async def _more(self) -> None:
+        """Return when something has come that is not taken yet."""
+        if self._fault is not None:
+            raise self._fault
+        self._ahead = 0
+        self._connection.resume()
+        self._woken = asyncio.get_running_loop().create_future()
+        try:
+            await self._woken
+        finally:
+            self._woken = None
+
+    def received(self, data: bytes) -> None:
+        """Take bytes from the connection."""
+        try:
+            found = self.reader.feed(data)
+            take = self._take
+            if take is None or self._ready or self._stopped:
+                self._keep(found)
+                return
+            for index, frame in enumerate(found):
+                if frame.kind in _LAST:
+                    self._keep(found[index:])
+                    return
+                if not take(frame):
+                    self._stopped = True  # what comes meanwhile is kept, up to a bound
+                    self._keep(found[index + 1 :])
+                    return
+        except (hop_reader.BadResponse, frames.FrameError) as fault:
+            self._connection.abort()
+            self.broken(Broken(str(fault)))
+        except Exception as fault:  # the taker's own: its task shall have it
+            self.broken(fault)
+
+    def _keep(self, found: "list[frames.Frame] | tuple[frames.Frame, ...]") -> None:
+        for frame in found:
+            self._ready.append(frame)
+            self._ahead += len(frame.payload) + len(frame.packed)
+            if frame.kind in _LAST:
+                self.whole = True
+        if self._ahead > _AHEAD_BYTES:
+            self._connection.pause()
+        self._wake()
+
+    def _wake(self) -> None:
+        woken = self._woken
+        if woken is not None and not woken.done():
+            woken.set_result(None)
+
+    def ended(self, fault: BaseException | None) -> None:
+        """Hear that the connection is gone; what had come before is still given."""
+        self.reader.end()
+        if fault is not None:
+            self.broken(Broken(hop_reader.words(fault)))
+        elif self.reader.status:
+            self.broken(Broken("ended without its last frame"))
+        else:
+            self.broken(Broken("the connection ended"))
+
+    def broken(self, fault: Exception) -> None:
+        """Let who waits hear that nothing more comes."""
+        if self._fault is None:
+            self._fault = fault
+        self._wake()
+
+
+class Connection(asyncio.Protocol):
+    """One connection to a replica.
+
+    Args:
+        pool: where it rests between two requests.
+        address: whose it is.
+
+    Attributes:
+        heard: when something was heard or sent last, on the loop's clock.
+        silence_s: how long the present answer may be silent.
+        answer: the present answer, None at rest.
+    """
+
+    def __init__(self, pool: "Pool", address: str) -> None:
+        self.address = address
+        self.heard = 0.0
+        self.silence_s = 0.0
+        self.answer: Answer | None = None
+        self.closed = False
+        self.paused = False
+        self._pool = pool
+        self._time = asyncio.get_running_loop().time
+        self._left = False
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvloop's
+        """Keep the transport."""
+        self._transport = transport
+
+    def send(self, request: bytes, silence_s: float) -> Answer:
+        """Send a request; the answer comes in what is returned."""
+        self.answer = answer = Answer(self)
+        self.silence_s = silence_s
+        self.heard = self._time()
+        if self._transport is not None:
+            self._transport.write(request)
+        return answer
+
+    def data_received(self, data: bytes) -> None:
+        """Hand on what has come."""
+        answer = self.answer
+        if answer is None:
+            self.abort()  # nobody asked
+            return
+        self.heard = self._time()
+        answer.received(data)
+        if self._left and answer.reader.complete:
+            self._rest(answer)
+
+    def eof_received(self) -> None:
+        """The replica says no more; the transport closes itself."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the answer."""
+        self.closed = True
+        self._pool.forget(self)
+        if self.answer is not None:
+            self.answer.ended(exc)
+
+    def leave(self) -> None:
+        """Rest if the answer was read whole, else close.
+
+        A closed connection is how the replica hears that nobody listens any more.
+        """
+        answer = self.answer
+        if answer is None or not answer.whole:
+            self.abort()
+        elif answer.reader.complete:
+            self._rest(answer)
+        else:
+            self._left, self.silence_s = True, _FINISH_S
+            self.resume()
+
+    def _rest(self, answer: Answer) -> None:
+        self.answer, self._left = None, False
+        self.heard = self._time()
+        self.resume()
+        if answer.reader.keep_alive and not self.closed:
+            self._pool.put(self)
+        else:
+            self.abort()
+
+    def pause(self) -> None:
+        """Read nothing more: the client is behind, and its replica shall wait."""
+        if not self.paused and not self.closed and self._transport is not None:
+            self.paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        if self.paused and not self.closed and self._transport is not None:
+            self.paused = False
+            self.heard = self._time()
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._pool.forget(self)
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Pool:
+    """Keeps connections, and looks around for those that are silent or rest for too long.
+
+    Args:
+        connect_s: time to connect, in seconds.
+        look_s: time between two looks, in seconds.
+    """
+
+    def __init__(self, connect_s: float, look_s: float = _LOOK_S) -> None:
+        self._connect_s = connect_s
+        self._look_s = look_s
+        self._idle: dict[str, collections.deque[Connection]] = {}
+        self._busy: set[Connection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def get(self, address: str) -> Connection:
+        """Return a connection to ``address``, an old one if there is one.
+
+        Raises:
+            OSError: it can't be reached; `TimeoutError` among them.
+        """
+        idle = self._idle.get(address)
+        found = idle.pop() if idle else await self._connect(address)
+        self._busy.add(found)
+        return found
+
+    async def _connect(self, address: str) -> Connection:
+        host, _, port = address.rpartition(":")
+        loop = asyncio.get_running_loop()
+        if self._timer is None:
+            self._timer = loop.call_later(self._look_s, self._look)
+        async with asyncio.timeout(self._connect_s):
+            _, made = await loop.create_connection(
+                lambda: Connection(self, address), host.strip("[]"), int(port)
+            )
+        return made
+
+    def put(self, connection: Connection) -> None:
+        """Let a connection rest."""
+        self._busy.discard(connection)
+        self._idle.setdefault(connection.address, collections.deque()).append(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """Drop a connection that is being closed."""
+        self._busy.discard(connection)
+        idle = self._idle.get(connection.address)
+        if idle is not None:
+            with contextlib.suppress(ValueError):
+                idle.remove(connection)
+            if not idle:
+                del self._idle[connection.address]
+
+    def close(self) -> None:
+        """Close every connection."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        resting = [each for idle in self._idle.values() for each in idle]
+        for connection in [*self._busy, *resting]:
+            connection.abort()
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._timer = loop.call_later(self._look_s, self._look)
+        for connection in [c for c in self._busy if now - c.heard > c.silence_s and not c.paused]:
+            answer, silence_s = connection.answer, connection.silence_s
+            connection.abort()
+            if answer is not None:
+                answer.broken(Broken(f"silent for {silence_s:g} s"))
+        for idle in list(self._idle.values()):
+            for connection in [each for each in idle if now - each.heard > _IDLE_S]:
+                connection.abort()
