@@ -5,8 +5,8 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 
-from gateway import dependencies, local_room, metrics, replica, requestpath
-from scheduler.contracts import fleet
+from gateway import dependencies, metrics, replica, requestpath, waiting
+from gateway.admission import rooms
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -14,43 +14,32 @@ class Gateway:
     """The running parts of one gateway worker."""
 
     deps: dependencies.Dependencies
-    room: local_room.LocalRoom
+    room: waiting.Room
     path: requestpath.RequestPath
     metrics: metrics.Metrics
-
-    def demand(self) -> list[fleet.Demand]:
-        """Return what waits and runs now, by model."""
-        return [
-            fleet.Demand(
-                model=model,
-                waiting=self.room.waiting(model),
-                in_flight=self.room.loads.by_tier(model),
-                oldest_wait_s=self.room.oldest_wait_s(model),
-                ttft_ms=self.path.ttft_ms(model),
-            )
-            for model in sorted(self.room.models())
-        ]
+    admission: rooms.Admission
 
     async def report(self) -> None:
-        """Tell the demand to the broker until cancelled."""
+        """Tell the demand of the queues that this process owns to the broker until cancelled."""
         while True:
             await self.deps.clock.sleep(self.deps.settings.report_s)
-            self.deps.fleet.report(self.demand())
+            if self.admission.own is not None:
+                self.deps.fleet.report(self.admission.own.demand())
 
 
 @contextlib.asynccontextmanager
 async def running(deps: dependencies.Dependencies) -> AsyncIterator[Gateway]:
     """Keep a gateway's parts running; a part that fails ends the block with its error."""
     numbers = metrics.Metrics()
-    async with replica.Client(deps.settings) as client:
-        room = local_room.LocalRoom(deps)
-        path = requestpath.RequestPath(deps, room, client, numbers)
-        gateway = Gateway(deps, room, path, numbers)
-        tasks = [asyncio.create_task(part()) for part in (room.run, path.run, gateway.report)]
+    async with replica.Client(deps.settings) as client, rooms.joined(deps) as admission:
+        path = requestpath.RequestPath(deps, admission.room, client, numbers)
+        gateway = Gateway(deps, admission.room, path, numbers, admission)
+        runs = (*admission.runs, path.run, gateway.report)
+        tasks = [asyncio.ensure_future(part()) for part in runs]
         owner = asyncio.current_task()
         stopping = False
 
-        def failed(task: "asyncio.Task[None]") -> None:
+        def failed(task: "asyncio.Future[None]") -> None:
             if not stopping and owner is not None:
                 owner.cancel()
 

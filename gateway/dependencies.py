@@ -3,6 +3,7 @@
 import dataclasses
 
 from gateway import settings
+from gateway.admission import place as places
 from scheduler.contracts import clock, ports, quota, tracing, usage
 
 
@@ -18,7 +19,8 @@ class Dependencies:
         clock: this process's time.
         cluster: the cluster's name, as usage rows carry it.
         tracer: where spans go.
-        quotas: what teams, users and keys may use.
+        quotas: what teams, users and keys may use; asked by the process that owns the queues.
+        place: where admission happens; None: in this process, for itself alone.
     """
 
     settings: settings.GatewaySettings
@@ -29,3 +31,4 @@ class Dependencies:
     cluster: str
     tracer: tracing.Tracer = tracing.NoTracer()  # noqa: RUF009 - has no state
     quotas: quota.Quotas = quota.Unlimited()  # noqa: RUF009 - has no state
+    place: places.Place | None = None

@@ -6,16 +6,18 @@ It knows a request as an `asks.Asking`, so it may live in another process than t
 """
 
 import asyncio
+import collections
 import dataclasses
 import random
 from collections.abc import Callable, Hashable
 
 from gateway import asks, dependencies, model_queue, placing, refusals, standing, waiting
-from scheduler.contracts import errors, fleet, quota, requests
+from scheduler.contracts import errors, fleet, ids, quota, requests
 from scheduler.core import admission, drain, fairness, load, outputs, router, routing
 
 TICK_S = 0.05
 TEMPLATE_TOKENS = 64  # what a chat template may add; a quota has to hold more than the prompt takes
+TTFT_KEPT_S = 10.0
 
 
 class LocalGrant:
@@ -112,6 +114,10 @@ class LocalRoom:
         self._waiters: dict[str, LocalWaiter] = {}
         self._absent_since: dict[tuple[str, str], float] = {}
         self._held_until = float("-inf")
+        self._to_pump: set[str] = set()
+        self._ttft: collections.defaultdict[str, collections.deque[tuple[float, float]]] = (
+            collections.defaultdict(lambda: collections.deque(maxlen=64))
+        )
         self._learned = outputs.Outputs(deps.settings.output_rules())
         self.loads = load.Loads()
         self._placer = placing.Placer(self.loads, draw, deps.settings)
@@ -250,13 +256,34 @@ class LocalRoom:
         if mine.open is not None:
             mine.open.close()
 
+    def withdraw(self, waiter: waiting.Waiter) -> None:
+        """Forget a request that waits elsewhere from now on; who awaits it here hears `Moved`."""
+        mine = _mine(waiter)
+        ring = mine.ring
+        self.leave(mine)
+        mine._result = refusals.Moved("moved")
+        if ring is not None:
+            ring()
+
     def full(self, replica: fleet.Replica, tier: requests.Tier) -> None:
         """Note that a replica had no seat for this tier."""
-        self._placer.full(replica.replica_id, tier, self.now)
+        self.said_full(replica.replica_id, tier)
+
+    def said_full(self, replica_id: str, tier: requests.Tier) -> None:
+        """Note the same, of a replica known by its id."""
+        self._placer.full(ids.ReplicaId(replica_id), tier, self.now)
 
     def suspect(self, replica: fleet.Replica) -> None:
         """Note that a replica broke off an answer, or could not be reached."""
-        self._placer.suspect(replica, self.now)
+        self.suspected(replica.replica_id, replica.incarnation)
+
+    def suspected(self, replica_id: str, incarnation: int) -> None:
+        """Note the same, of a replica known by its id."""
+        self._placer.suspect(ids.ReplicaId(replica_id), incarnation, self.now)
+
+    def first_token(self, model: str, ms: float) -> None:
+        """Note an interactive request's time to its first token."""
+        self._ttft[model].append((self.now, ms))
 
     def waiting(self, model: str) -> dict[str, int]:
         """Return how many wait for a model, by tier."""
@@ -269,9 +296,20 @@ class LocalRoom:
         head = found.queue.oldest(requests.Tier.INTERACTIVE) if found else None
         return 0.0 if head is None else self.now - head.arrived
 
-    def models(self) -> set[str]:
-        """Return the models that were routed or asked for."""
-        return {*self._models, *(self._known.view.routes if self._known else ())}
+    def demand(self) -> list[fleet.Demand]:
+        """Return what waits and runs now, by model: those that were routed or asked for."""
+        since = self.now - TTFT_KEPT_S
+        models = {*self._models, *(self._known.view.routes if self._known else ())}
+        return [
+            fleet.Demand(
+                model=model,
+                waiting=self.waiting(model),
+                in_flight=self.loads.by_tier(model),
+                oldest_wait_s=self.oldest_wait_s(model),
+                ttft_ms=tuple(ms for at, ms in self._ttft[model] if at >= since),
+            )
+            for model in sorted(models)
+        ]
 
     def outlook(self, model: str, version: str | None = None) -> routing.Outlook:
         """Return whether a model serves now, soon, or not."""
@@ -357,6 +395,21 @@ class LocalRoom:
             asking, known, draw, self._learned, self._deps.settings.long_prompt_tokens
         )
 
+    def _pump_soon(self, name: str) -> None:
+        """Place somebody once this turn of the event loop is over.
+
+        By then whoever was told "full" has said so and waits again at its old place; and several that end
+        at once are one question to routing.
+        """
+        if not self._to_pump:
+            asyncio.get_running_loop().call_soon(self._pump_all)
+        self._to_pump.add(name)
+
+    def _pump_all(self) -> None:
+        names, self._to_pump = self._to_pump, set()
+        for name in names:
+            self._pump(name)
+
     def _pump(self, name: str) -> None:
         """Place whoever can be placed now."""
         model = self._models[name]
@@ -404,7 +457,7 @@ class LocalRoom:
             waiter.open = None
             model.opened(guard, long_team, -1)
             self._placer.freed(guard.replica_id)
-            self._pump(guard.model)
+            self._pump_soon(guard.model)
 
         model.opened(guard, long_team)
         return LocalGrant(replica, waiter.needs.version, guard, freed)

@@ -80,9 +80,9 @@ class Placer:
         """Note that a replica had no seat for this tier."""
         self._full[replica_id, tier is requests.Tier.BATCH] = now + self._full_backoff_s
 
-    def suspect(self, replica: fleet.Replica, now: float) -> None:
+    def suspect(self, replica_id: ids.ReplicaId, incarnation: int, now: float) -> None:
         """Note that a replica broke off an answer, or could not be reached."""
-        self._suspects[replica.replica_id] = (replica.incarnation, now + SUSPECT_S)
+        self._suspects[replica_id] = (incarnation, now + SUSPECT_S)
 
     def freed(self, replica_id: ids.ReplicaId) -> None:
         """Note that a seat has come free: what it said before no longer counts."""

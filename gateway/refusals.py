@@ -6,6 +6,12 @@ from scheduler.core import admission
 NO_REPLICA_RETRY_S = 5.0
 
 
+class Moved(errors.NoReplica):
+    """The request waits with another owner now; never told to a caller."""
+
+    code = "moved"
+
+
 def refusal(model: str, tier: requests.Tier, refused: admission.Refused) -> errors.ForebayError:
     """Return the error of a request that the queue has refused."""
     match refused.reason:

@@ -5,7 +5,6 @@ goes on elsewhere from the token ids that were sent. Where that can't be, the cl
 """
 
 import asyncio
-import collections
 import contextlib
 import dataclasses
 import itertools
@@ -16,7 +15,6 @@ from typing import Any
 from gateway import asks, dependencies, dispatch, emitted, metrics, recording, replica, waiting
 from scheduler.contracts import errors, frames, requests, resume, usage
 
-_TTFT_KEPT_S = 10.0
 _FLUSH_S = 0.2
 _log = logging.getLogger(__name__)
 
@@ -69,9 +67,6 @@ class RequestPath:
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._closing = False
-        self._ttft: collections.defaultdict[str, collections.deque[tuple[float, float]]] = (
-            collections.defaultdict(lambda: collections.deque(maxlen=64))
-        )
 
     @property
     def live(self) -> int:
@@ -131,11 +126,6 @@ class RequestPath:
                 task.cancel()
             await asyncio.wait({quiet, late})
             await self._recorder.flush()
-
-    def ttft_ms(self, model: str) -> tuple[float, ...]:
-        """Return the interactive TTFTs of the last seconds, newest last."""
-        since = self._clock.monotonic() - _TTFT_KEPT_S
-        return tuple(ms for at, ms in self._ttft[model] if at >= since)
 
     @staticmethod
     def _end(live: _Live, why: errors.ForebayError) -> None:
@@ -272,7 +262,7 @@ class RequestPath:
         seconds = max(0, self._clock.wall_us() - request.arrived_us) / 1_000_000
         self._metrics.served(request.model, request.tier.value).ttft.observe(seconds)
         if request.tier is requests.Tier.INTERACTIVE:
-            self._ttft[request.model].append((self._clock.monotonic(), seconds * 1_000))
+            self._room.first_token(request.model, seconds * 1_000)
 
 
 def _going_down() -> errors.NoReplica:

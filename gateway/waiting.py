@@ -90,6 +90,10 @@ class Room(Protocol):
         """Note that a replica had no seat for this tier."""
         ...
 
+    def first_token(self, model: str, ms: float) -> None:
+        """Note an interactive request's time to its first token."""
+        ...
+
     def suspect(self, replica: fleet.Replica) -> None:
         """Note that a replica broke off an answer, or could not be reached."""
         ...

@@ -1,0 +1,126 @@
+"""Puts a process's way to admission together: its own queues, another process's, or several hosts'."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+from gateway import dependencies, local_room, waiting
+from gateway.admission import owner, place, remote, split
+from scheduler.contracts import fleet
+
+Run = Callable[[], Awaitable[None]]
+
+
+@dataclasses.dataclass(slots=True)
+class Admission:
+    """A process's way to admission.
+
+    Attributes:
+        room: what the request path asks.
+        own: the queues that this process owns, None if it owns none.
+        runs: what must be kept running.
+    """
+
+    room: waiting.Room
+    own: local_room.LocalRoom | None
+    runs: list[Run]
+
+
+@contextlib.asynccontextmanager
+async def joined(deps: dependencies.Dependencies) -> AsyncIterator[Admission]:
+    """Take part in admission as ``deps.place`` says; without one, admit here and for nobody else.
+
+    Raises:
+        OSError: an address can't be bound.
+    """
+    where = deps.place
+    if where is None:
+        alone = local_room.LocalRoom(deps)
+        yield Admission(alone, alone, [alone.run])
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        own: local_room.LocalRoom | None = None
+        if where.owns:
+            own = local_room.LocalRoom(deps)
+            served = owner.Owner(own, where.token, where.gateway, where.workers)
+            await stack.enter_async_context(_listening(served, where))
+            made = Admission(own, own, [own.run])
+            home: split.Home = own
+        else:
+            worker = f"{where.gateway} worker {os.getpid()}"
+            near = remote.RemoteRoom(deps, remote.unix(where.socket), where.token, worker)
+            made = Admission(near, None, [near.run])
+            home = near
+        if where.listen:
+            room = _split(deps, where, home)
+            made.room = room
+            made.runs.append(room.run)
+        yield made
+
+
+def _split(
+    deps: dependencies.Dependencies, where: place.Place, home: split.Home
+) -> split.SplitRoom:
+    worker = f"{where.gateway} worker {os.getpid()}"
+
+    def gateways() -> tuple[fleet.Gateway, ...]:
+        view = deps.fleet.view()
+        return () if view is None else view.gateways
+
+    def link(to: fleet.Gateway) -> remote.RemoteRoom:
+        dial = remote.tcp(to.admission, deps.settings.connect_timeout_s)
+        return remote.RemoteRoom(deps, dial, where.token, worker)
+
+    return split.SplitRoom(where.gateway, home, gateways, link)
+
+
+@contextlib.asynccontextmanager
+async def _listening(served: owner.Owner, where: place.Place) -> AsyncIterator[None]:
+    """Hear workers of this host at the socket file, and of others at the address."""
+    loop = asyncio.get_running_loop()
+    servers: list[asyncio.Server] = []
+    try:
+        if where.socket:
+            bound = _unix(Path(where.socket))
+            servers.append(await loop.create_unix_server(served.accept, sock=bound))
+        if where.listen:
+            host, _, port = where.listen.rpartition(":")
+            host = host.strip("[]")
+            try:
+                heard = await loop.create_server(served.accept, host, int(port))
+            except OSError as error:
+                raise OSError(
+                    error.errno, f"[gateway] admission_listen {where.listen}: {error.strerror}"
+                ) from error
+            servers.append(heard)
+            name = where.advertise or host
+            bare = f"[{name}]" if ":" in name else name
+            where.told(f"{bare}:{heard.sockets[0].getsockname()[1]}")
+        yield
+    finally:
+        for server in servers:
+            server.close()
+        served.close()
+        if where.socket:
+            Path(where.socket).unlink(missing_ok=True)
+
+
+def _unix(path: Path) -> socket.socket:
+    """Return a listening socket that only this user may open; an earlier owner's file is replaced."""
+    path.unlink(missing_ok=True)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        made.bind(str(path))
+    except OSError:
+        made.close()
+        raise
+    finally:
+        os.umask(before)
+    made.listen(128)
+    made.setblocking(False)
+    return made
