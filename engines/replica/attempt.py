@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette import types
 
-from engines.replica import answers, engine, gate, response, rows
+from engines.replica import answers, asked, engine, gate, response, rows, tempo
 from scheduler.contracts import clock, errors, fleet, frames, requests, usage
 
 CANCEL_S = 5.0  # for an engine app that does not end when cancelled; then it is left behind
@@ -34,6 +34,19 @@ _BY_CODE = {
     errors.Preempted.code: usage.Outcome.PREEMPTED,
     errors.Cancelled.code: usage.Outcome.CANCELLED,
     errors.ReplicaLost.code: usage.Outcome.REPLICA_LOST,
+    errors.EngineFailed.code: usage.Outcome.REPLICA_LOST,
+    errors.Draining.code: usage.Outcome.REPLICA_LOST,
+}
+_DEAD = {
+    errors.EngineFailed.code: errors.ReplicaLost.code
+}  # an engine that is dead blames no request
+_ORDERED_OUT: dict[gate.Leave, tuple[type[errors.ForebayError], str]] = {
+    gate.Leave.PREEMPTED: (
+        errors.Preempted,
+        "batch sequence gave its seat to interactive work",
+    ),
+    gate.Leave.CANCELLED: (errors.Cancelled, "cancelled on request"),
+    gate.Leave.DRAINING: (errors.Draining, "the replica leaves and its time to drain is up"),
 }
 
 
@@ -60,16 +73,22 @@ class Attempts:
         self._gate = door
         self._ledger = ledger
         self._clock = time
+        self._tempo = tempo.Tempo(time)
         self._stranger = stranger
+        self._inside: set[str] = set()  # request ids
+        self.left_at_step = (
+            0  # engine steps when a request was last made to leave, for tests of that
+        )
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
         """Serve one inference request."""
         try:
             identity = self._identify(scope)
             self._ledger.ready()
-            body = await answers.read_body(receive)
-            key = f"{identity.request_id}.{identity.attempt}"
-            seat = await self._gate.enter(key, requests.Tier(identity.tier), sequences(body))
+            body = asked.read(await answers.read_body(receive))
+            if identity.request_id in self._inside:
+                raise gate.Full("an earlier attempt of the request is still leaving")
+            self._inside.add(identity.request_id)
         except answers.ClientGone:
             return
         except gate.Full as full:
@@ -81,8 +100,21 @@ class Attempts:
         except errors.ForebayError as error:
             await answers.send_json(send, error.status, error.openai())
             return
+        try:
+            await self._seated(_Call(scope, receive, send, body), identity)
+        finally:
+            self._inside.discard(identity.request_id)
+
+    async def _seated(self, call: "_Call", identity: usage.Identity) -> None:
+        key = f"{identity.request_id}.{identity.attempt}"
+        tier = requests.Tier(identity.tier)
+        try:
+            seat = await self._gate.enter(key, tier, call.asked.sequences)
+        except gate.Full as full:
+            await send_full(call.send, str(full), self.stats())
+            return
         with seat:
-            await self._serve(_Call(scope, receive, send, body), seat, identity)
+            await self._serve(call, seat, identity)
 
     def stats(self) -> fleet.ReplicaStats:
         """Return the replica's stats as of now."""
@@ -98,6 +130,10 @@ class Attempts:
             preempted_total=table.preempted_total,
             reclaim_ms=tuple(self._gate.reclaim_ms),
             step_ms=inner.step_ms,
+            kv_block_tokens=inner.kv_block_tokens,
+            queued=inner.queued,
+            ttft_ms=self._tempo.ttft_ms(),
+            tokens_per_s=self._tempo.tokens_per_s(inner.output_tokens_total),
         )
 
     def _identify(self, scope: types.Scope) -> usage.Identity:
@@ -120,25 +156,38 @@ class Attempts:
         )
 
     async def _serve(self, call: "_Call", seat: gate.Seat, identity: usage.Identity) -> None:
-        tap = self._engine.tap(seat.key)
+        # Every attempt has the request's id in the engine, and so in the answer that the client sees.
+        tap = self._engine.tap(identity.request_id)
         tap.band = requests.Tier(identity.tier).band
-        reply = response.Response(call.send, tap, framed=call.wants_frames, request=call.body)
+        tap.begun, tap.why_not = call.asked.begun, call.asked.why_not
+        tap.single = call.asked.sequences == 1
+        reply = response.Response(
+            call.send,
+            tap,
+            framed=call.wants_frames,
+            request=call.asked.body,
+            streams=lambda: len(self._gate.table),
+        )
         ended = Ended(usage.Outcome.ERROR, reason="the server stopped")
+        self._tempo.opened(tap)
         try:
-            ended = await self._run(call, seat, reply)
+            ended = await self._run(call, seat, reply, identity.request_id)
         finally:
-            self._engine.untap(seat.key)
+            self._tempo.closed(tap)
+            self._engine.untap(identity.request_id)
             seat.release()
             self._ledger.close(identity, tap, ended.outcome, ended.reason)
         if ended.outcome is not usage.Outcome.CLIENT_GONE:
             await reply.close(ended.error)
 
-    async def _run(self, call: "_Call", seat: gate.Seat, reply: response.Response) -> Ended:
+    async def _run(
+        self, call: "_Call", seat: gate.Seat, reply: response.Response, request_id: str
+    ) -> Ended:
         """Drive the engine's app until it is done or must stop; it has let go when this returns."""
         left = asyncio.Event()
-        inner_scope = with_request_id(call.scope, seat.key)
+        inner_scope = with_request_id(call.scope, request_id)
         inner = asyncio.create_task(
-            _call(self._engine.app, inner_scope, replay(call.body, left), reply.take)
+            _call(self._engine.app, inner_scope, replay(call.asked.body, left), reply.take)
         )
         gone = asyncio.create_task(_disconnected(call.receive))
         ordered_out = asyncio.create_task(seat.must_leave.wait())
@@ -149,7 +198,8 @@ class Attempts:
         finally:
             if not inner.done():
                 reply.mute()
-                await self._stop(inner, seat.key, left)
+                self.left_at_step = self._engine.stats().steps_total
+                await self._stop(inner, request_id, left)
             for watcher in (gone, ordered_out):
                 watcher.cancel()
         return self._interrupted(seat, reply)
@@ -162,23 +212,18 @@ class Attempts:
             outcome = usage.Outcome.REFUSED if reply.status < 500 else usage.Outcome.ERROR
             return Ended(outcome, reason=f"the engine answered {reply.status}")
         error = reply.verdict(crash)
+        if error is not None and self._engine.stats().failure:
+            error = dataclasses.replace(error, code=_DEAD.get(error.code, error.code))
         if error is None:
             return Ended(usage.Outcome.OK)
         return Ended(_BY_CODE.get(error.code, usage.Outcome.ERROR), error, error.message)
 
-    def _interrupted(self, seat: gate.Seat, reply: response.Response) -> Ended:
-        if seat.why is gate.Leave.PREEMPTED:
-            error = reply.counted(
-                errors.Preempted.code,
-                "batch sequence gave its seat to interactive work",
-                errors.Preempted.status,
-            )
-        elif seat.why is gate.Leave.CANCELLED:
-            error = reply.counted(
-                errors.Cancelled.code, "cancelled on request", errors.Cancelled.status
-            )
-        else:
+    @staticmethod
+    def _interrupted(seat: gate.Seat, reply: response.Response) -> Ended:
+        if seat.why is None:
             return Ended(usage.Outcome.CLIENT_GONE, reason="the gateway's connection closed")
+        kind, words = _ORDERED_OUT[seat.why]
+        error = reply.counted(kind.code, words, kind.status)
         return Ended(_BY_CODE[error.code], error, error.message)
 
     async def _stop(self, inner: "asyncio.Task[None]", key: str, left: asyncio.Event) -> None:
@@ -201,7 +246,7 @@ class _Call:
     scope: types.Scope
     receive: types.Receive
     send: types.Send
-    body: bytes
+    asked: asked.Asked
 
     @property
     def wants_frames(self) -> bool:
@@ -239,22 +284,6 @@ async def _disconnected(receive: types.Receive) -> None:
     with contextlib.suppress(OSError):
         while (await receive())["type"] != "http.disconnect":
             pass
-
-
-def sequences(body: bytes) -> int:
-    """Return how many sequences a request body asks to run at once: choices times prompts; 1 if unclear."""
-    try:
-        value = json.loads(body)
-    except ValueError:
-        return 1  # the engine will refuse it, in its own words
-    if not isinstance(value, dict):
-        return 1
-    choices = value.get("n")
-    prompts = value.get("prompt")
-    many = isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], str | list)
-    count = len(prompts) if many and isinstance(prompts, list) else 1
-    whole = isinstance(choices, int) and not isinstance(choices, bool) and choices > 0
-    return count * (choices if whole and isinstance(choices, int) else 1)
 
 
 async def send_full(send: types.Send, reason: str, stats: fleet.ReplicaStats) -> None:

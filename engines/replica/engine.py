@@ -11,6 +11,7 @@ from typing import Protocol
 from starlette import types
 
 from engines.replica import work as works
+from scheduler.contracts import resume
 
 
 @dataclasses.dataclass(slots=True)
@@ -29,6 +30,11 @@ class Tap:
         failure: why the engine gave up on the request, or "".
         band: `requests.Tier.band` of the request, set before it enters: an engine that orders its
             queue by priority takes the lower first.
+        begun: the beginning of the answer, set before it enters: the engine goes on from there. It
+            samples and counts new tokens only, and hands out what the beginning has held back.
+        single: whether it has one prompt and one choice, set before it enters.
+        why_not: why this answer could not go on elsewhere, or "".
+        ahead: ids of the first choice's tokens behind those handed out, whose text is held back.
     """
 
     now_us: Callable[[], int]
@@ -40,8 +46,13 @@ class Tap:
     finish_reasons: dict[int, str] = dataclasses.field(default_factory=dict)
     failure: str = ""
     band: int = 0
+    begun: resume.Resume | None = None
+    single: bool = True
+    why_not: str = ""
+    ahead: Sequence[int] = ()
     _prompts: int = 0
     _pending: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+    _chars: int = 0
 
     def prompt(self, token_ids: Sequence[int]) -> None:
         """Note a prompt's ids, once for each prompt of the request, before its first token."""
@@ -59,14 +70,20 @@ class Tap:
             self.first_token_us = self.now_us()
         self.output_tokens += count
 
-    def released(self, choice: int, token_ids: Sequence[int]) -> None:
-        """Hand out ids whose text is about to be sent.
+    def released(self, choice: int, token_ids: Sequence[int], chars: int = 0) -> None:
+        """Hand out ids whose text is about to be sent, and count its code points.
 
-        Text that is held back (a possible stop string, half a character) must hold back its ids too:
-        whoever resumes from the ids would otherwise lose that text.
+        Text that is held back (a possible stop string, half a character) must hold back its ids too: a
+        client that reads ids would otherwise see a stop string. They belong in `ahead` meanwhile.
         """
         if token_ids:
             self._pending.setdefault(choice, []).extend(token_ids)
+        self._chars += chars
+
+    @property
+    def pending(self) -> bool:
+        """Whether ids or text were handed out since `take`."""
+        return bool(self._pending or self._chars)
 
     def emitted(self, choice: int, token_ids: Sequence[int]) -> None:
         """Count tokens and hand out their ids at once: for engines that hold no text back."""
@@ -86,6 +103,11 @@ class Tap:
         taken = {choice: tuple(token_ids) for choice, token_ids in self._pending.items()}
         self._pending.clear()
         return taken
+
+    def take_chars(self) -> int:
+        """Return the code points of the text handed out since the last call."""
+        chars, self._chars = self._chars, 0
+        return chars
 
 
 class Taps:
@@ -124,6 +146,8 @@ class EngineStats:
         step_ms: newest step's time, 0 if it does not say.
         steps_total: steps since start; standing still with work in it means that it hangs.
         failure: why it can't serve any more, or "".
+        kv_block_tokens: tokens that a KV block holds, 0 if it does not say.
+        queued: sequences that wait inside it.
         work: busy time and tokens since start; None if the engine does not tell its steps.
     """
 
@@ -133,6 +157,8 @@ class EngineStats:
     step_ms: float = 0.0
     steps_total: int = 0
     failure: str = ""
+    kv_block_tokens: int = 0
+    queued: int = 0
     work: works.Work | None = None
 
 

@@ -22,6 +22,7 @@ class Leave(enum.Enum):
 
     PREEMPTED = "preempted"
     CANCELLED = "cancelled"
+    DRAINING = "draining"
 
 
 class Seat:
@@ -108,6 +109,13 @@ class Gate:
         self._order_out(victims, Leave.PREEMPTED)
         await self._wait(lambda: not any(self._held.get(s.key) is s for s in leaving))
         return len(victims)
+
+    async def evict(self) -> int:
+        """Order everybody out: the time to drain is up; returns how many left, as `set_role` does."""
+        leaving = list(self._held.values())
+        self._order_out(tuple(self._held), Leave.DRAINING)
+        await self._wait(lambda: not any(self._held.get(s.key) is s for s in leaving))
+        return len(leaving)
 
     async def until_empty(self) -> None:
         """Return once nobody sits here."""

@@ -5,12 +5,14 @@ an abort that nobody asked for, an exception or a stream without its ``[DONE]`` 
 never a quiet end. Answers other than 2xx pass as they are: the engine computed nothing.
 """
 
+import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 from starlette import types
 
-from engines.replica import answers, engine, sse, strict
+from engines.replica import answers, engine, gather, seam, sse, strict
 from scheduler.contracts import errors, frames
 
 FRAMES_HEADERS = [
@@ -24,32 +26,49 @@ class Response:
     """Takes the ASGI messages of the engine's app and sends what the reader asked for.
 
     The last bytes are kept back until `close`, so that a usage row can be written before them. For a
-    stream these are the ``[DONE]`` event, in a DATA frame of its own; else the whole JSON body.
+    stream these are the event that ends its only choice and what follows, with ``[DONE]`` in a DATA frame
+    of its own; else the whole JSON body.
 
     Args:
         send: the server's send.
         tap: the request's tap.
         framed: frames, or plain.
         request: the request's body; only one that asks for log probabilities can hold impossible ones.
+        streams: says how many streams run here now, by which tokens are gathered in frames.
     """
 
     def __init__(
-        self, send: types.Send, tap: engine.Tap, *, framed: bool, request: bytes = b""
+        self,
+        send: types.Send,
+        tap: engine.Tap,
+        *,
+        framed: bool,
+        request: bytes = b"",
+        streams: Callable[[], int] = lambda: 1,
     ) -> None:
         self._send = send
         self._tap = tap
         self._request = request
         self._logprobs = b"logprobs" in request
         self._framed = framed
+        self._streams = streams
         self._headers: list[tuple[bytes, bytes]] = []
         self._begun = False  # the reader has got a status
         self._streaming = False
         self._body = bytearray()
         self._splitter = sse.Splitter()
+        self._seam = seam.Seam(tap.begun) if tap.begun is not None else None
+        self._ready: list[bytes] = []  # events that wait for the next ones
+        self._first = False  # the first token has gone out
+        self._late: asyncio.TimerHandle | None = None
+        self._sender: asyncio.Task[None] | None = None
+        self._order = asyncio.Lock()
+        self._tail: list[bytes] = []  # events from the one on that ends the only choice
         self._done_event = b""
         self._prompt_sent = False
         self._complete = False
         self._muted = False
+        self._parting = b""  # frames of what waited when it was muted
         self._error: frames.Error | None = None
         self._finished: dict[int, str] = {}
         self.status = 0  # the engine's; 0 before it said one
@@ -60,8 +79,12 @@ class Response:
         return self.status != 0 and not 200 <= self.status < 300
 
     def mute(self) -> None:
-        """Let nothing more of the engine's app through."""
+        """Let nothing more of the engine's app through; ids that come from now on have no text here."""
         self._muted = True
+        self._parting = self._waiting()
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
     async def take(self, message: types.Message) -> None:
         """Take one message of the engine's app: the `send` that it is given."""
@@ -90,7 +113,6 @@ class Response:
             await self._send(message)
 
     async def _events(self, chunk: bytes) -> None:
-        ready: list[bytes] = []
         try:
             for event in self._splitter.feed(chunk):
                 reading = sse.read(event)
@@ -101,11 +123,46 @@ class Response:
                 if reading.done:
                     self._done_event = event
                 else:
-                    ready.append(strict.event(event) if self._logprobs else event)
+                    self._keep(event)
         except ValueError as error:
             self._error = self._lost(str(error))
-        if ready:
-            await self._data(b"".join(ready), more=True)
+        if not self._ready or self._tail:
+            return
+        # An engine that tells no ids may have sent a token with any event.
+        token = self._tap.pending or not self._tap.prompt_token_ids
+        enough = not self._first or len(self._ready) >= gather.tokens(self._streams())
+        if not self._framed or self._error is not None or (token and enough):
+            self._first = self._first or token
+            await self._flush()
+        elif self._late is None:
+            self._late = asyncio.get_running_loop().call_later(gather.LATEST_S, self._flush_soon)
+
+    def _keep(self, event: bytes) -> None:
+        """Put an event where it goes out from: at once or nearly so, or with the last bytes."""
+        if self._logprobs:
+            event = strict.event(event)
+        if self._seam is not None:
+            event = self._seam.event(event)
+        # Whoever has the end of a choice can't be resumed, and would miss usage and [DONE].
+        held = self._framed and (self._tail or (self._finished and self._tap.single))
+        if event:
+            (self._tail if held else self._ready).append(event)
+
+    def _flush_soon(self) -> None:
+        self._late = None
+        if not (self._muted or self._tail):
+            self._sender = asyncio.ensure_future(self._flush())
+
+    async def _flush(self) -> None:
+        """Send the events that wait, with the ids that the engine has handed out by now."""
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        async with self._order:
+            ready = b"".join(self._ready)
+            self._ready.clear()
+            if ready:
+                await self._data(ready, more=True)
 
     def _fault(self, reading: sse.Reading) -> frames.Error | None:
         """Return what is wrong with the answer, if this part of it says so."""
@@ -118,12 +175,13 @@ class Response:
     def _engine_error(self, error: sse.EngineError) -> frames.Error:
         if error.status < 500:
             return self.counted(errors.BadRequest.code, error.message, error.status)
-        return self._lost(error.message)
+        # It still reports: unless it is dead, what made it fail may be this request alone.
+        return self._lost(error.message, errors.EngineFailed)
 
-    def _lost(self, message: str) -> frames.Error:
-        return self.counted(
-            errors.ReplicaLost.code, f"engine: {message}", errors.ReplicaLost.status
-        )
+    def _lost(
+        self, message: str, kind: type[errors.ReplicaLost] = errors.ReplicaLost
+    ) -> frames.Error:
+        return self.counted(kind.code, f"engine: {message}", kind.status)
 
     def counted(self, code: str, message: str, status: int) -> frames.Error:
         """Return an error with what the tap has counted."""
@@ -172,15 +230,55 @@ class Response:
         if self.refused:
             return  # every byte of it has passed already
         if error is None:
-            last = self._done_event if self._streaming else bytes(self._body)
-            await self._data(last, more=self._framed)
-            if self._framed:
-                await self._put(self._end().frame().encode(), more=False)
+            await self._close_whole()
         elif self._framed:
-            await self._data(b"", more=True)
-            await self._put(error.frame().encode(), more=False)
+            async with self._order:
+                last = [self._parting, self._waiting(), self._rest(), error.frame().encode()]
+                await self._put(b"".join(last), more=False)
         else:
+            await self._flush()
             await self._close_plain(error)
+
+    async def _close_whole(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        async with self._order:
+            last = self._done_event if self._streaming else bytes(self._body)
+            if not self._framed:
+                await self._put(b"".join([*self._ready, last]), more=False)
+                return
+            events = b"".join([*self._ready, *self._tail])
+            parts = self._frames(events) if events else []
+            parts += self._frames(last)
+            parts.append(self._end().frame().encode())
+            await self._put(b"".join(parts), more=False)
+
+    def _waiting(self) -> bytes:
+        """Return the frames of the events that wait for the next ones."""
+        events = b"".join(self._ready)
+        self._ready.clear()
+        return b"".join(self._frames(events)) if events and self._framed else events
+
+    def _rest(self) -> bytes:
+        """Return what goes before an ERROR: ids whose text will not go out from here, ahead of it.
+
+        An answer that had already ended in the engine is not told: going on behind its end would be wrong.
+        """
+        tap = self._tap
+        taken = tap.take()
+        tap.take_chars()
+        mine = [*taken.pop(0, ()), *tap.ahead]
+        parts = [
+            frames.Frame.of(frames.Kind.DATA, b"", ids, n).encode() for n, ids in taken.items()
+        ]
+        ended = any(reason != "abort" for reason in tap.finish_reasons.values())
+        if not tap.single:
+            parts.append(frames.Frame.of(frames.Kind.DATA, b"", mine).encode())
+        elif mine and not ended:
+            parts.append(frames.Frame.of(frames.Kind.DATA, ahead=mine).encode())
+        prompt = b"" if self._prompt_sent else self._prompt()
+        return prompt + b"".join(parts)
 
     async def _close_plain(self, error: frames.Error) -> None:
         body = answers.error_body(error.status, error.code, error.message)
@@ -193,27 +291,42 @@ class Response:
     def _end(self) -> frames.End:
         reasons = {**self._tap.finish_reasons, **self._finished}  # the formatter's word goes first
         ordered = tuple(reasons[choice] for choice in sorted(reasons))
-        tap = self._tap
-        return frames.End(ordered, tap.prompt_tokens, tap.cached_tokens, tap.output_tokens)
+        tap, begun = self._tap, self._tap.begun
+        if begun is None:
+            return frames.End(ordered, tap.prompt_tokens, tap.cached_tokens, tap.output_tokens)
+        output = len(begun.token_ids) + tap.output_tokens
+        return frames.End(ordered, len(begun.prompt_token_ids), begun.cached_tokens, output)
 
     async def _data(self, payload: bytes, *, more: bool) -> None:
         """Send client bytes; framed, with the ids that the engine has handed out by now."""
         if not self._framed:
             await self._put(payload, more=more)
-            return
-        parts: list[bytes] = []
-        if not self._prompt_sent and self._tap.prompt_token_ids:
-            self._prompt_sent = True
-            ids = self._tap.prompt_token_ids
-            parts.append(frames.Frame.of(frames.Kind.PROMPT, token_ids=ids).encode())
-        taken = sorted(self._tap.take().items())
+        elif parts := self._frames(payload):
+            await self._put(b"".join(parts), more=more)
+
+    def _prompt(self) -> bytes:
+        tap = self._tap
+        if not tap.prompt_token_ids:
+            return b""
+        self._prompt_sent = True
+        # One that goes on tells its reader what had to be computed again, not the ids again.
+        ids = tap.prompt_token_ids if tap.begun is None else ()
+        why_not, cached = tap.why_not.encode(), tap.cached_tokens
+        return frames.Frame.of(frames.Kind.PROMPT, why_not, ids, chars=cached).encode()
+
+    def _frames(self, payload: bytes) -> list[bytes]:
+        tap = self._tap
+        parts = [] if self._prompt_sent else [self._prompt()]
+        taken = sorted(tap.take().items())
         for choice, ids in taken[:-1]:
             parts.append(frames.Frame.of(frames.Kind.DATA, b"", ids, choice).encode())
         choice, ids = taken[-1] if taken else (0, ())
+        chars = tap.take_chars()
         if payload or ids:
-            parts.append(frames.Frame.of(frames.Kind.DATA, payload, ids, choice).encode())
-        if parts:
-            await self._put(b"".join(parts), more=more)
+            ahead = () if choice else tap.ahead
+            frame = frames.Frame.of(frames.Kind.DATA, payload, ids, choice, chars, ahead)
+            parts.append(frame.encode())
+        return parts
 
     async def _put(self, body: bytes, *, more: bool) -> None:
         if not self._begun:

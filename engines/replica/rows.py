@@ -32,17 +32,20 @@ class Ledger:
         self, identity: usage.Identity, tap: engine.Tap, outcome: usage.Outcome, reason: str
     ) -> None:
         """Append the row of a sequence that has left the engine, with what was computed."""
+        prefilled = max(0, tap.prompt_tokens - tap.cached_tokens)
+        again = tap.begun is not None  # an earlier attempt's row has the prompt
         row = usage.UsageRow(
             kind=usage.RowKind.REPLICA,
             identity=identity,
             outcome=outcome,
-            uncached_prompt_tokens=max(0, tap.prompt_tokens - tap.cached_tokens),
-            cached_prompt_tokens=tap.cached_tokens,
+            uncached_prompt_tokens=0 if again else prefilled,
+            cached_prompt_tokens=0 if again else tap.cached_tokens,
             output_tokens=tap.output_tokens,
             first_token_us=tap.first_token_us,
             ended_us=self._clock.wall_us(),
             payer=usage.Payer.PLATFORM if outcome in _OURS else usage.Payer.TEAM,
             reason=reason,
+            waste_tokens=prefilled if again else 0,
         )
         try:
             self._sink.append(row)

@@ -55,6 +55,9 @@ class Control:
             elif route == ("POST", "/forebay/drain"):
                 self._gate.table.draining = True
                 await answers.send_json(send, 200, self.state())
+            elif route == ("POST", "/forebay/evict"):
+                self._gate.table.draining = True
+                await answers.send_json(send, 200, {"evicted": await self._gate.evict()})
             else:
                 await answers.send_error(
                     send, 404, errors.NotFound.code, f"replica: no such path {scope['path']}"
@@ -73,6 +76,7 @@ class Control:
             "draining": self._gate.table.draining,
             "running": len(self._gate.table),
             "steps_total": inner.steps_total,
+            "left_at_step": self._attempts.left_at_step,
             "failure": inner.failure,
             "work": dataclasses.asdict(inner.work) if inner.work is not None else None,
             "stats": dataclasses.asdict(self._attempts.stats()),

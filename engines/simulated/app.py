@@ -8,7 +8,7 @@ from typing import Any
 from starlette import applications, requests, responses, routing
 
 from engines.simulated import batching, bodies, core, shapes, stops, tokens
-from scheduler.contracts import clock, ids
+from scheduler.contracts import clock, ids, resume
 
 
 @dataclasses.dataclass(slots=True)
@@ -40,6 +40,11 @@ class _Answer:
     def __init__(self, engine: core.SimulatedCore, asked: bodies.Generation, key: str) -> None:
         self._engine = engine
         self._key = key
+        self._tap = engine.taps.find(key)
+        begun = self._begun = self._tap.begun if self._tap is not None else None
+        prompts = [prompt for prompt in asked.prompts for _ in range(asked.n)]
+        if begun is not None:
+            prompts = [begun.prompt_token_ids]
         self.choices = [
             _Choice(
                 index,
@@ -50,13 +55,15 @@ class _Answer:
                     salt=_salt(asked.seed, index % asked.n),
                     ignore_eos=asked.ignore_eos,
                     min_tokens=asked.min_tokens,
+                    given=len(begun.token_ids) if begun else 0,
+                    output=list(begun.token_ids) if begun else [],
                 ),
                 stops.StopFilter(asked.stops),
             )
-            for index, prompt in enumerate(p for p in asked.prompts for _ in range(asked.n))
+            for index, prompt in enumerate(prompts)
         ]
-        self.prompt_tokens = sum(map(len, asked.prompts))
-        self.cached = 0
+        self.prompt_tokens = sum(map(len, prompts)) // asked.n
+        self.cached = begun.cached_tokens if begun else 0
 
     @property
     def used(self) -> dict[str, Any]:
@@ -67,21 +74,40 @@ class _Answer:
     async def pieces(self) -> AsyncIterator[_Piece]:
         """Yield pieces until every choice has ended."""
         by_key = {choice.sequence.key: choice for choice in self.choices}
-        tap = self._engine.taps.find(self._key)
+        if self._begun is not None and (held := self._before(self.choices[0], self._begun)):
+            yield held
         async for output in self._engine.generate(
             self._key, [choice.sequence for choice in self.choices]
         ):
             choice = by_key[output.key]
-            self.cached += output.cached
+            self.cached += 0 if self._begun else output.cached
             if choice.reason:
                 continue
             piece = self._piece(choice, output)
-            if tap is not None:
-                tap.released(choice.index, piece.token_ids)
-                if piece.reason:
-                    tap.finished(choice.index, piece.reason)
+            self._tell(piece)
             if piece.text or piece.reason:
                 yield piece
+
+    def _tell(self, piece: _Piece) -> None:
+        """Let the tap know which tokens the piece stands for."""
+        if self._tap is None:
+            return
+        self._tap.released(piece.choice.index, piece.token_ids, len(piece.text))
+        if not piece.choice.index:
+            self._tap.ahead = piece.choice.text.ahead
+        if piece.reason:
+            self._tap.finished(piece.choice.index, piece.reason)
+
+    def _before(self, choice: _Choice, begun: resume.Resume) -> _Piece | None:
+        """Feed an answer's beginning; returns what its client has not got of it, if anything."""
+        fed = [choice.text.feed(t, tokens.token_bytes(t)) for t in begun.token_ids]
+        text = "".join(each.text for each in fed)
+        choice.characters = begun.chars
+        choice.said.append(text)
+        released = [t for each in fed for t in each.token_ids]
+        piece = _Piece(choice, text[begun.chars :], tuple(released[begun.shown :]), "")
+        self._tell(piece)
+        return piece if piece.text else None
 
     def _piece(self, choice: _Choice, output: batching.Output) -> _Piece:
         text, released = "", tuple[int, ...]()
@@ -182,16 +208,12 @@ class Surface:
         begun: set[int] = set()
         try:
             async for piece in answer.pieces():
-                choice = piece.choice
-                index = choice.index
-                if index not in begun:
-                    begun.add(index)
-                    if asked.chat:
-                        yield shapes.event(shape.first(index))
-                    elif asked.echo:
-                        prompt = tokens.decode(choice.sequence.prompt)
-                        yield shapes.event(shape.chunk([shape.piece(index, prompt, None, None)]))
-                yield shapes.event(shape.chunk([self._next(shape, piece)]))
+                events = shapes.event(shape.chunk([self._next(shape, piece)]))
+                if piece.choice.index not in begun:
+                    # In one piece: the tap has handed out the ids of what follows the opening.
+                    begun.add(piece.choice.index)
+                    events = self._opening(asked, shape, piece.choice) + events
+                yield events
         except core.EngineDead as error:
             yield shapes.event(shapes.error(str(error), "InternalServerError", None, 500))
             yield shapes.DONE
@@ -199,6 +221,15 @@ class Surface:
         if asked.include_usage:
             yield shapes.event(shape.chunk([], answer.used))
         yield shapes.DONE
+
+    @staticmethod
+    def _opening(asked: bodies.Generation, shape: shapes.Shape, choice: _Choice) -> bytes:
+        if asked.chat:
+            return shapes.event(shape.first(choice.index))
+        if not asked.echo:
+            return b""
+        prompt = tokens.decode(choice.sequence.prompt)
+        return shapes.event(shape.chunk([shape.piece(choice.index, prompt, None, None)]))
 
     @staticmethod
     def _next(shape: shapes.Shape, piece: _Piece) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class Sequence:
         salt: mixed into the choice of tokens (seed, choice number); b"" for neither.
         ignore_eos: go on to ``max_tokens``.
         min_tokens: do not end before these.
+        given: of ``output``, what it began with: it goes on behind that.
     """
 
     key: str
@@ -57,6 +58,7 @@ class Sequence:
     salt: bytes = b""
     ignore_eos: bool = False
     min_tokens: int = 0
+    given: int = 0
     output: list[int] = dataclasses.field(default_factory=list)
     computed: int = 0
     cached: int = 0
@@ -78,7 +80,7 @@ class Sequence:
     def sample(self) -> int | None:
         """Return the next token, or None for the end; it depends on all ids before it and the salt."""
         if not self._state:
-            self._state = _mix(self.salt, *self.prompt)
+            self._state = _mix(self.salt, *self.prompt, *self.output)
         choice = int.from_bytes(_mix(self._state)[:8], "big")
         may_end = not self.ignore_eos and len(self.output) >= self.min_tokens
         if may_end and choice % 128 == 0:
@@ -180,7 +182,7 @@ class Batch:
             if chunk <= 0 or not self._reserve(sequence, sequence.computed + chunk):
                 continue
             budget -= chunk
-            if sequence.output and chunk == 1:
+            if len(sequence.output) > sequence.given and chunk == 1:
                 decoding += 1
             else:
                 prefill += chunk
@@ -205,7 +207,7 @@ class Batch:
                 return
             sequence.held = matched
             sequence.computed = len(matched) * self.pool.size
-            sequence.cached = min(sequence.computed, len(sequence.prompt))
+            sequence.cached = min(sequence.computed, len(sequence.prompt) + sequence.given)
             sequence._sealed, sequence._seals = b"", 0
             self.running.append(self.waiting.pop(0))
 
@@ -245,7 +247,7 @@ class Batch:
 
     def _advance(self, sequence: Sequence) -> Output:
         """Sample for a sequence whose tokens are all computed."""
-        first = not sequence.output
+        first = len(sequence.output) == sequence.given
         token = sequence.sample() if sequence.max_tokens else None
         reason = ""
         if token is None:
@@ -258,6 +260,6 @@ class Batch:
             sequence.key,
             token,
             reason,
-            prefilled=len(sequence.prompt) if first else 0,
+            prefilled=len(sequence.prompt) + sequence.given if first else 0,
             cached=sequence.cached if first else 0,
         )

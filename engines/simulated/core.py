@@ -199,10 +199,13 @@ class SimulatedCore:
             raise EngineDead(f"request id {request_id} is running already")
         request = _Request(self.taps.find(request_id), {s.key for s in sequences})
         self._requests[request_id] = request
+        told: list[tuple[int, ...]] = []
         for sequence in sequences:
             if request.tap is not None:
                 sequence.band = request.tap.band
-                request.tap.prompt(sequence.prompt)
+                if sequence.prompt not in told:  # choices share their prompt
+                    told.append(sequence.prompt)
+                    request.tap.prompt(sequence.prompt)
             self._owner[sequence.key] = request_id
             self.batch.add(sequence)
         self._work.set()
@@ -252,5 +255,7 @@ class SimulatedCore:
             step_ms=self._step_ms,
             steps_total=self._steps,
             failure=self._failure,
+            kv_block_tokens=self.batch.pool.size,
+            queued=len(self.batch.waiting),
             work=self._meter.read(self._clock.monotonic()),
         )

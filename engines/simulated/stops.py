@@ -46,6 +46,11 @@ class StopFilter:
             return self._release(min(found), stopped=True)
         return self._release(len(self._held) - self._suspicious())
 
+    @property
+    def ahead(self) -> list[int]:
+        """The ids of tokens whose text is held back, all or in part."""
+        return [token_id for token_id, _ in self._ids]
+
     def finish(self) -> Released:
         """Return what was held back: no stop string can follow any more."""
         rest = self._decoder.decode(b"", final=True)

@@ -40,6 +40,10 @@ class Control:
         """Take nothing new from now on."""
         await self._call("POST", "/forebay/drain", {}, CALL_S)
 
+    async def evict(self) -> None:
+        """End what still runs, in a way that lets gateways go on with it elsewhere."""
+        await self._call("POST", "/forebay/evict", {}, CALL_S)
+
     async def _call(
         self, method: str, path: str, body: Mapping[str, Any] | None, limit_s: float
     ) -> Mapping[str, Any]:

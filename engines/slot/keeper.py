@@ -266,7 +266,10 @@ class Keeper:
                 if self.state is not _R.DRAINING:
                     drain_since = now()
                     await self._drain(remote)
-                if self._running == 0 or now() - drain_since >= self._wish.drain_s or self._at_once:
+                late = self._at_once or now() - drain_since >= self._wish.drain_s
+                if self._running and late:
+                    await self._evict(remote)
+                if self._running == 0 or late:
                     return None
             await self._ring(self._options.stats_s)
         how = ended.result()
@@ -291,6 +294,13 @@ class Keeper:
             self._running = int((await remote.state())["running"])
         except control.ControlError as error:
             _log.warning("replica %s: drain: %s", self.replica_id, error)
+
+    async def _evict(self, remote: control.Control) -> None:
+        """End what has not ended within the time to drain: its gateways go on with it elsewhere."""
+        try:
+            await remote.evict()
+        except control.ControlError as error:
+            _log.warning("replica %s: evict: %s", self.replica_id, error)
 
     async def _poll(self, remote: control.Control) -> str:
         """Read the replica's state; returns why it must end now, or ""."""

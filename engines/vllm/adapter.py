@@ -8,6 +8,7 @@ vLLM 0.31 and 0.32 and importable only in an engine's environment; it must not k
 import argparse
 import collections
 import contextlib
+import dataclasses
 import functools
 import importlib
 import importlib.metadata
@@ -35,7 +36,7 @@ from vllm.v1.engine import async_llm
 from vllm.v1.metrics import loggers
 
 from engines.replica import engine, launch, work
-from engines.vllm import arguments, calls, ledger
+from engines.vllm import arguments, calls, ledger, resumed
 from scheduler.contracts import clock, fleet
 
 _BAD_REQUEST = (vllm.exceptions.VLLMClientError, vllm.exceptions.GracefulHTTPError)
@@ -108,6 +109,7 @@ class StepLog(loggers.StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self.steps = 0
         self.kv_usage = 0.0
+        self.queued = 0
         self.output_tokens = 0
         self._intervals: collections.deque[float] = collections.deque(maxlen=16)
         self._last = 0.0
@@ -134,6 +136,7 @@ class StepLog(loggers.StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped 
             self._last = now if scheduler_stats.num_running_reqs else 0.0
             self.steps += 1
             self.kv_usage = scheduler_stats.kv_cache_usage
+            self.queued = scheduler_stats.num_waiting_reqs
             self._measure(now, iteration_stats, more=bool(scheduler_stats.num_running_reqs))
         if iteration_stats is not None:
             self.output_tokens += iteration_stats.num_generation_tokens
@@ -153,14 +156,17 @@ class TappedLLM(async_llm.AsyncLLM):  # type: ignore[misc]  # vLLM is untyped he
     """vLLM's engine, telling the tap of each request what it does; `calls` is set before it serves."""
 
     calls: calls.Calls
+    parsed = False  # whether chat answers pass a reasoning or tool parser
 
     async def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncIterator[Any]:
         """Generate as vLLM does, with the tap listening."""
         params = sampling_params
+        begun = self.calls.beginning(request_id)
+        spelt = prompt if begun is None else dataclasses.asdict(begun)
         call = self.calls.begin(
-            request_id, prompt, params.n or 1, functools.partial(self._speller, prompt, params)
+            request_id, prompt, params.n or 1, functools.partial(self._speller, spelt, params)
         )
         if call is None:
             async with contextlib.aclosing(
@@ -170,9 +176,13 @@ class TappedLLM(async_llm.AsyncLLM):  # type: ignore[misc]  # vLLM is untyped he
                     yield output
             return
         options["priority"] = call.priority  # a caller's own word on it does not count
+        call.cannot_go_on(resumed.why_not(request_id, params, parsed=self.parsed))
+        if begun is not None:
+            call.min_tokens = params.min_tokens
+            prompt, params = resumed.engine_input(prompt, params, begun)
         # An answer that is not streamed comes in one piece; it is gathered here instead, so that its
         # tokens are counted as they are sampled and a preempted one can be resumed.
-        whole = None
+        whole, first = None, True
         final_only = params.output_kind is _kind().FINAL_ONLY
         if final_only:
             params = params.clone()
@@ -183,6 +193,9 @@ class TappedLLM(async_llm.AsyncLLM):  # type: ignore[misc]  # vLLM is untyped he
             ) as deltas:
                 async for output in deltas:
                     call.note(output)
+                    if begun is not None:
+                        resumed.as_one(output, begun, first=first)
+                        first = False
                     if not final_only:
                         yield output
                         continue
@@ -290,6 +303,8 @@ class VllmEngine:
             step_ms=self._log.step_ms,
             steps_total=self._log.steps,
             failure="vLLM's engine core has died" if self._llm.errored else "",
+            kv_block_tokens=self._llm.vllm_config.cache_config.block_size or 0,
+            queued=0 if idle else self._log.queued,
             work=self._log.meter.read(timing.monotonic()),
         )
 
@@ -395,6 +410,8 @@ async def open_engine(
     )
     taps = engine.Taps(time.wall_us)
     llm.calls = calls.Calls(taps)
+    llm.parsed = bool(args.reasoning_parser or args.tool_call_parser)
+    resumed.prime_detokenizers(llm.output_processor, llm.calls)
     try:
         await llm.reset_mm_cache()
         tasks: Iterable[str] = await llm.get_supported_tasks()

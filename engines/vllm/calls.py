@@ -13,6 +13,7 @@ from starlette import types
 
 from engines.replica import engine
 from engines.vllm import ledger
+from scheduler.contracts import resume
 
 _ROLE_CHUNK = b'"role":"'  # in a text this would be escaped
 _INDEX = re.compile(rb'"choices":\[\{"index":(\d+)')
@@ -28,7 +29,14 @@ class Call:
         self._first = first_choice
         self._new_speller = new_speller
         self._ledgers: dict[int, ledger.Ledger] = {}
+        self._chars: dict[int, int] = {}  # of each ledger's text, what was handed out
         self._prefilled = False
+        self.begun = tap.begun
+        self.min_tokens = 0  # as the request has it, where it goes on
+        if self.begun is not None:
+            book = self._ledgers[0] = ledger.Ledger(new_speller())
+            book.begin(self.begun.token_ids, self.begun.shown, self.begun.chars)
+            self._chars[0] = self.begun.chars
 
     def note(self, output: Any) -> None:
         """Take what the engine gave out: deltas of one or more choices."""
@@ -58,7 +66,15 @@ class Call:
         """Hand out the ids whose text goes out now: of ``choices``, or of all."""
         for choice, book in self._ledgers.items():
             if choices is None or choice in choices:
-                self._tap.released(choice, book.release())
+                chars = book.said - self._chars.get(choice, 0)
+                self._chars[choice] = book.said
+                self._tap.released(choice, book.release(), chars)
+                if not choice:
+                    self._tap.ahead = book.ahead
+
+    def cannot_go_on(self, why: str) -> None:
+        """Note why the answer can't go on elsewhere, unless that is known."""
+        self._tap.why_not = self._tap.why_not or why
 
     @property
     def priority(self) -> int:
@@ -107,11 +123,24 @@ class Calls:
         tap = None if owner is None else self._taps.find(owner[0])
         if owner is None or tap is None:
             return None
-        if isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is not None:
+        if tap.begun is not None:
+            tap.prompt(tap.begun.prompt_token_ids)
+        elif isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is not None:
             tap.prompt(prompt["prompt_token_ids"])
         call = Call(tap, owner[1] * choices, new_speller)
         self._running[owner[0]][engine_id] = call
         return call
+
+    def beginning(self, engine_id: str) -> resume.Resume | None:
+        """Return the beginning of the answer that an engine request goes on with; None if it has none."""
+        owner = self.owner(engine_id)
+        tap = None if owner is None else self._taps.find(owner[0])
+        return None if tap is None else tap.begun
+
+    def find(self, engine_id: str) -> Call | None:
+        """Return the call of an engine's request id; None if not ours."""
+        owner = self.owner(engine_id)
+        return None if owner is None else self._running.get(owner[0], {}).get(engine_id)
 
     def of(self, request_id: str) -> dict[str, Call]:
         """Return the calls of one of our requests, by engine request id."""

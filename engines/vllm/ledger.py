@@ -30,6 +30,24 @@ class Ledger:
         self._waiting: collections.deque[tuple[int, int]] = collections.deque()  # id, where it ends
         self._partial: list[int] = []  # ids of a character that is not whole yet
 
+    def begin(self, token_ids: Sequence[int], shown: int, chars: int) -> None:
+        """Note the beginning of an answer that goes on here: ``shown`` ids and ``chars`` of text are out."""
+        self.add(token_ids, "")
+        self._said = chars
+        for _ in range(shown):
+            if self._waiting:
+                self._waiting.popleft()
+
+    @property
+    def ahead(self) -> list[int]:
+        """The ids of tokens whose text is held back, all or in part."""
+        return [*(token_id for token_id, _ in self._waiting), *self._partial]
+
+    @property
+    def said(self) -> int:
+        """How many characters were given out."""
+        return self._said
+
     def add(self, token_ids: Sequence[int], text: str, *, finished: bool = False) -> None:
         """Note sampled tokens and the text that the engine gives out with them."""
         self._said += len(text)

@@ -1,0 +1,72 @@
+"""Cuts an answer's frames anywhere and asks for the rest, as a gateway does when a replica dies."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from gateway import emitted
+from scheduler.contracts import frames, resume
+from tests.contract import engine_vllm
+
+_DATA = frames.Kind.DATA
+
+
+def cuts(found: Sequence[frames.Frame]) -> list[int]:
+    """Return after how many frames a stream may be cut: behind the first, before the one with its end."""
+    last = next(n for n, frame in enumerate(found) if b'"finish_reason":"' in compact(frame))
+    first = next(n for n, frame in enumerate(found) if frame.kind is _DATA)
+    return list(range(first + 1, last + 1))
+
+
+def compact(frame: frames.Frame) -> bytes:
+    """Return a DATA frame's payload without the blanks that JSON may have."""
+    return frame.payload.replace(b": ", b":") if frame.kind is _DATA else b""
+
+
+def beginning(found: Sequence[frames.Frame]) -> resume.Resume:
+    """Return what a gateway that got these frames sends along."""
+    sent = emitted.Emitted()
+    for frame in found:
+        if frame.kind is frames.Kind.PROMPT:
+            sent.begin(frame)
+        elif frame.kind is _DATA:
+            sent.add(frame)
+    assert sent.why_not == ""
+    return sent.resume(begun=True)
+
+
+def chunks(found: Sequence[frames.Frame]) -> list[dict[str, Any]]:
+    """Return the chunks of a stream, which must have gone out in DATA frames."""
+    return list(engine_vllm.events(b"".join(f.payload for f in found if f.kind is _DATA)))
+
+
+def text(found: Sequence[frames.Frame]) -> str:
+    """Return the text of a stream's one choice."""
+    return "".join(
+        (choice["delta"].get("content") if "delta" in choice else choice["text"]) or ""
+        for chunk in chunks(found)
+        for choice in chunk["choices"]
+    )
+
+
+def ids(found: Sequence[frames.Frame]) -> list[int]:
+    """Return the token ids that went out with their text."""
+    return [n for frame in found if frame.kind is _DATA for n in frame.token_ids]
+
+
+def check(whole: Sequence[frames.Frame], cut: int, rest: Sequence[frames.Frame]) -> None:
+    """Check that a cut answer and its rest are the whole one: text, ids, chunks, usage and end."""
+    both = [*whole[:cut], *rest]
+    assert text(both) == text(whole), cut
+    assert ids(both) == ids(whole), cut
+    assert rest[-1].kind is frames.Kind.END, rest[-1]
+    end, want = frames.End.parse(rest[-1].payload), frames.End.parse(whole[-1].payload)
+    assert end == want, cut
+    ours, theirs = chunks(both), chunks(whole)
+    assert len({chunk["created"] for chunk in ours}) == 1, cut
+    roles = [c for chunk in ours for c in chunk["choices"] if "role" in c.get("delta", {})]
+    assert len(roles) == sum("role" in c.get("delta", {}) for t in theirs for c in t["choices"])
+    assert [chunk["usage"] for chunk in ours if chunk.get("usage")] == [
+        chunk["usage"] for chunk in theirs if chunk.get("usage")
+    ], cut
+    reasons = [c["finish_reason"] for chunk in ours for c in chunk["choices"] if c["finish_reason"]]
+    assert reasons == [end.finish_reasons[0]], cut
