@@ -216,7 +216,7 @@ FIELDS = (
         "PlatformTokens",
         9,
         _plain("platform_tokens"),
-        "of all tokens, those that the platform pays",
+        "tokens that the platform pays: its attempts, and what was computed again",
     ),
     _C("TokensPerSec", 12, _tokens_per_s, "OutputTokens / Elapsed"),
     _C("Lines", 7, _plain("lines_total"), "lines of the batch job"),

@@ -79,7 +79,7 @@ _ATTEMPTS = f"""
 WITH seen AS (
   SELECT usage.*, CASE WHEN batch_job_id > 0 THEN custom_id ELSE '' END AS line,
     CASE WHEN batch_job_id > 0 THEN '' ELSE request_id END AS single,
-    CASE WHEN payer = 'platform'
+    waste_tokens + CASE WHEN payer = 'platform'
       THEN uncached_prompt_tokens + cached_prompt_tokens + output_tokens ELSE 0 END AS platform_tokens,
     CASE WHEN payer = 'team' THEN {_PRICED} ELSE 0 END AS priced
   FROM usage LEFT JOIN price_spans ON price_model = model AND price_tier = tier

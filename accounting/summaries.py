@@ -99,8 +99,9 @@ SELECT period, {columns},
     ELSE {{'job': 0::BIGINT, 'name': request_id}} END) AS requests,
   count(*) AS attempts,
   count(*) FILTER (WHERE outcome = 'ok') AS ok, count(*) FILTER (WHERE outcome = 'refused') AS refused,
-  coalesce(sum(uncached_prompt_tokens + cached_prompt_tokens + output_tokens)
-    FILTER (WHERE payer = 'platform'), 0)::BIGINT AS platform_tokens
+  coalesce(sum(waste_tokens + CASE WHEN payer = 'platform'
+    THEN uncached_prompt_tokens + cached_prompt_tokens + output_tokens ELSE 0 END), 0)::BIGINT
+    AS platform_tokens
 FROM usage JOIN periods ON arrived_us >= period_start AND arrived_us < period_end
 WHERE {reports.SEEN} GROUP BY period, {columns}
 """,  # noqa: S608 - column names of ours; every value is bound

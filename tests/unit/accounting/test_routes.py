@@ -203,3 +203,17 @@ async def test_bad_parameters_are_one_clear_line(
     error = (await get(path, code=400, **params))["error"]
     assert error["code"] == errors.BadRequest.code
     assert "\n" not in error["message"]
+
+
+async def test_what_was_computed_again_is_the_platforms_and_costs_nothing(tmp_path: Path) -> None:
+    """A resumed attempt's waste is told beside the team's own tokens, by request and in reports."""
+    sink = spool.Spool(tmp_path / "spool" / "gateway", "gateway", clock=clock.FakeClock())
+    sink.append(samples.row("close", "q1", 1, outcome="replica_lost", output_tokens=4))
+    sink.append(samples.row("close", "q1", 2, output_tokens=6, waste_tokens=12))
+    sink.close()
+    span: dict[str, Any] = {"start_us": NOON, "end_us": NOON + 10 * SECOND}
+    (row,) = (await ask(tmp_path, "requests", **span))["rows"]
+    assert (row["output_tokens"], row["platform_tokens"]) == (10, 12)
+    (row,) = (await ask(tmp_path, "rollup", by="team", **span))["rows"]
+    assert (row["requests"], row["attempts"]) == (1, 2)
+    assert (row["output_tokens"], row["platform_tokens"]) == (10, 12)
