@@ -125,6 +125,17 @@ def joined(table: str, parts: Sequence[Any]) -> Any:
     return pa.concat_tables(parts).unify_dictionaries()
 
 
+def newest(table: str, rows: Any) -> Any:
+    """Return rows without those that a later one of the same key extends (see `usage.GpuRow`)."""
+    if table == schema.USAGE:
+        return rows
+    keys = ["cluster", "lease_id", "run" if table == schema.GPU else "replica_id", "seq"]
+    rows = rows.take(pc.sort_indices(rows["end_us"]))
+    numbered = rows.append_column("place", pa.array(range(rows.num_rows), pa.int64()))
+    last = numbered.group_by(keys, use_threads=False).aggregate([("place", "last")])["place_last"]
+    return rows.take(last)
+
+
 def days(table: str, rows: Any) -> set[str]:
     """Return the UTC days that rows belong to."""
     numbers = pc.unique(pc.divide(rows[schema.begin_column(table)], schema.US_A_DAY))

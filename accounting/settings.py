@@ -24,6 +24,12 @@ class Accounting:
     ship_every_s: float = setting(
         60.0, "How often the leading broker turns sealed segments into Parquet.", unit="s", least=1
     )
+    gpu_minutes_every_s: float = setting(
+        300.0,
+        "How often the leading broker writes hours of GPU minutes that are over or that rows came to.",
+        unit="s",
+        least=10,
+    )
     takeover_s: float = setting(
         300.0,
         "Silence after which a living writer's segment is shipped; it notices and loses nothing.",

@@ -204,7 +204,7 @@ def _write(folder: Path, parts: Sequence[columns.Rows], since: int) -> Iterator[
         held = [part.tables[table] for part in parts if table in part.tables]
         if not held:
             continue
-        everything = columns.joined(table, held)
+        everything = columns.newest(table, columns.joined(table, held))
         for day, rows in columns.by_day(table, everything):
             file = write_file(folder, table, day, rows, columns.span(table, rows))
             yield dataclasses.replace(file, since=since)

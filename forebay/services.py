@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from accounting import billing_routes, compact
+from accounting import billing_routes, compact, gpu_minutes, stepcost
 from accounting import routes as accounting_routes
 from accounting import settings as accounting_settings
 from accounting import ship as shipping
@@ -49,6 +49,11 @@ async def broker(here: installation.Installation, told: Told) -> None:
         done = await asyncio.to_thread(compact.compact, here.state, time)
         _complain(done.problems)
 
+    async def gpu_hours(_period_us: int) -> None:
+        cost = stepcost.Cost(books.prefill_weight, books.decode_weight)
+        done = await asyncio.to_thread(gpu_minutes.roll, here.state, time, cost)
+        _complain(done.problems)
+
     parts = brokers.Parts(
         options=here.config.table(scheduler_settings.Settings),
         registry=registry,
@@ -62,6 +67,7 @@ async def broker(here: installation.Installation, told: Told) -> None:
     periodic = (
         loop.Periodic("ship usage", books.ship_every_s, ship),
         loop.Periodic("merge past days", _COMPACT_S, merge_days),
+        loop.Periodic("GPU minutes", books.gpu_minutes_every_s, gpu_hours),
         quotas.check(here, registry, time),
     )
     try:
