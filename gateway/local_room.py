@@ -11,6 +11,8 @@ import dataclasses
 import random
 from collections.abc import Callable, Hashable
 
+import msgspec
+
 from gateway import asks, dependencies, model_queue, placing, refusals, standing, waiting
 from scheduler.contracts import errors, fleet, ids, quota, requests
 from scheduler.core import admission, drain, fairness, load, outputs, router, routing
@@ -225,10 +227,15 @@ class LocalRoom:
             raise errors.Internal("woken without a replica; please report this")
         return settled
 
-    def again(self, waiter: waiting.Waiter) -> None:
-        """Let a request that had its turn wait again, at its old place."""
+    def again(self, waiter: waiting.Waiter, version: str | None = None) -> None:
+        """Let a request that had its turn wait again, at its old place; see `waiting.Rooms.again`."""
         mine = _mine(waiter)
         mine.dispatched = False
+        if version is not None:
+            mine.asking = msgspec.structs.replace(mine.asking, version=version)
+            if mine.asking.deadline_us is None:
+                until = self.now + self._deps.settings.deadline_s(mine.asking.tier)
+                mine.ticket = dataclasses.replace(mine.ticket, deadline=until)
         model = self._model(mine.asking.model)
         model.queue.requeue(mine.ticket, self.now)
         self._pump(mine.asking.model)
@@ -310,6 +317,14 @@ class LocalRoom:
             )
             for model in sorted(models)
         ]
+
+    def seats(self) -> dict[str, tuple[int, int]]:
+        """Return, by model, the seats in use and those free, as interactive requests see them."""
+        return {name: model.seats for name, model in self._models.items()}
+
+    def stale(self) -> dict[str, int]:
+        """Return, by model, how many serving replicas have statistics too old to go by."""
+        return self._placer.stale(self.now)
 
     def outlook(self, model: str, version: str | None = None) -> routing.Outlook:
         """Return whether a model serves now, soon, or not."""

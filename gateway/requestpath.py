@@ -223,7 +223,7 @@ class RequestPath:
                     begun, resumed = trip.begun, False
                     sent.clear(trip.begun)
                     trip.outlet.restart()
-            self._room.again(waiter)
+            self._room.again(waiter, grant.version if resumed else None)
         raise errors.Internal("unreachable: attempts are counted without end")
 
     async def _turn(

@@ -78,8 +78,13 @@ class Room(Protocol):
         """
         ...
 
-    def again(self, waiter: Waiter) -> None:
-        """Let a request that had its turn wait again, at its old place."""
+    def again(self, waiter: Waiter, version: str | None = None) -> None:
+        """Let a request that had its turn wait again, at its old place.
+
+        Args:
+            waiter: whose.
+            version: of the answer that it has begun: it must stay, and waiting has a new limit.
+        """
         ...
 
     def leave(self, waiter: Waiter, spent: quota.Spent = quota.NOTHING) -> None:

@@ -45,9 +45,10 @@ class Adopt(msgspec.Struct, array_like=True, tag=2):
 
 
 class Again(msgspec.Struct, array_like=True, tag=3):
-    """A request that had its turn waits again, at its old place."""
+    """A request that had its turn waits again; see `waiting.Rooms.again`."""
 
     request_id: str
+    version: str | None = None
 
 
 class Close(msgspec.Struct, array_like=True, tag=4):

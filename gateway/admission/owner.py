@@ -167,7 +167,7 @@ class _Session:
     def _again(self, word: messages.Again) -> None:
         waiter = self._waiters.get(word.request_id)
         if waiter is not None:
-            self._room.again(waiter)
+            self._room.again(waiter, word.version)
 
     def _close(self, word: messages.Close) -> None:
         waiter = self._waiters.get(word.request_id)

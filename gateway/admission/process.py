@@ -5,7 +5,7 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterator
 
-from gateway import dependencies
+from gateway import dependencies, metrics
 from gateway.admission import rooms
 
 
@@ -32,12 +32,8 @@ async def serve(
             if own is None:
                 raise ValueError("the admission process must own the queues")
 
-            async def report() -> None:
-                while True:
-                    await deps.clock.sleep(deps.settings.report_s)
-                    deps.fleet.report(own.demand())
-
-            tasks = [asyncio.ensure_future(run()) for run in (*admission.runs, report)]
+            runs = [*(run() for run in admission.runs), rooms.report(deps, own, metrics.Metrics())]
+            tasks = [asyncio.ensure_future(run) for run in runs]
             ended = asyncio.ensure_future(ending.wait())
             try:
                 if ready is not None:

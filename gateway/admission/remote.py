@@ -11,6 +11,8 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from gateway import asks, dependencies, refusals, standing
 from gateway.admission import link, messages
 from gateway.waiting import Grant, Waiter
@@ -184,12 +186,14 @@ class RemoteRoom:
             raise errors.Internal("woken without a replica; please report this")
         return settled
 
-    def again(self, waiter: Waiter) -> None:
-        """Let a request that had its turn wait again, at its old place."""
+    def again(self, waiter: Waiter, version: str | None = None) -> None:
+        """Let a request that had its turn wait again, at its old place; see `waiting.Rooms.again`."""
         mine = _mine(waiter)
         mine.open, mine.queued = None, True
+        if version is not None:
+            mine.asking = msgspec.structs.replace(mine.asking, version=version)
         if mine.known_to is self._link:
-            self._say(messages.Again(mine.asking.request_id))
+            self._say(messages.Again(mine.asking.request_id, version))
         else:
             self._ask(mine)  # this owner does not know it: nothing of it ran when it came
 

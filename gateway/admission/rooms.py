@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-from gateway import dependencies, local_room, waiting
+from gateway import dependencies, local_room, metrics, waiting
 from gateway.admission import owner, place, remote, split
 from scheduler.contracts import fleet
 
@@ -28,6 +28,17 @@ class Admission:
     room: waiting.Room
     own: local_room.LocalRoom | None
     runs: list[Run]
+
+
+async def report(
+    deps: dependencies.Dependencies, own: local_room.LocalRoom, numbers: metrics.Metrics
+) -> None:
+    """Tell the demand of the queues owned here to the broker, and show it, until cancelled."""
+    while True:
+        await deps.clock.sleep(deps.settings.report_s)
+        demand = own.demand()
+        deps.fleet.report(demand)
+        numbers.queues(demand, own.seats(), own.stale())
 
 
 @contextlib.asynccontextmanager

@@ -126,11 +126,11 @@ class SplitRoom:
                 continue
             return mine.grant
 
-    def again(self, waiter: waiting.Waiter) -> None:
-        """Let a request that had its turn wait again, at its old place."""
+    def again(self, waiter: waiting.Waiter, version: str | None = None) -> None:
+        """Let a request that had its turn wait again, at its old place; see `waiting.Rooms.again`."""
         mine = self._mine(waiter)
         mine.grant = None
-        mine.room.again(mine.inner)
+        mine.room.again(mine.inner, version)
 
     def leave(self, waiter: waiting.Waiter, spent: quota.Spent = quota.NOTHING) -> None:
         """Forget a request, which has used ``spent``."""
