@@ -6,17 +6,20 @@ Payload bytes pass unparsed. The last bytes go out only when the CLOSE row is on
 import asyncio
 import contextlib
 import dataclasses
-import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from gateway import emitted, recording, replica, settings, waiting
+import msgspec
+
+from gateway import emitted, recording, replica, resolve, settings, waiting
 from scheduler.contracts import errors, frames, requests, resume, usage
 
 _DONE = b"data: [DONE]"
 _TAIL = -len(_DONE) - 4  # with the blank line behind it
 _PROMPT = frames.Kind.PROMPT
+_end = msgspec.json.Decoder(frames.End).decode
 _log = logging.getLogger(__name__)
 
 
@@ -211,7 +214,10 @@ def _ended(frame: frames.Frame, record: recording.Attempt, job: Job) -> frames.E
         errors.ForebayError: the answer failed for another reason.
     """
     if frame.kind is frames.Kind.END:
-        end = frames.End.parse(frame.payload)
+        try:
+            end = _end(frame.payload)
+        except msgspec.MsgspecError as fault:
+            raise replica.Lost(f"ended with nonsense: {fault}", computed=True) from fault
         record.close(usage.Outcome.OK, "", end)
         return end
     said = frames.Error.parse(frame.payload)
@@ -274,11 +280,29 @@ def upstream_body(request: requests.InferenceRequest, begun: resume.Resume | Non
         request: the checked request.
         begun: the beginning of the answer, if the replica shall go on from one.
     """
+    name = request.adapter or request.model
+    if begun is None and request.raw and not resolve.has_ours(request.body):
+        ready = _renamed(request.raw, request.body["model"], name)
+        if ready is not None:
+            return ready
     body = {key: value for key, value in request.body.items() if not key.startswith("forebay_")}
-    body["model"] = request.adapter or request.model
+    body["model"] = name
     if begun is not None:
         body[resume.FIELD] = begun.to_json()
-    return json.dumps(body, separators=(",", ":")).encode()
+    return msgspec.json.encode(body)
+
+
+def _renamed(raw: bytes, said: str, name: str) -> bytes | None:
+    """Return the client's own bytes with another model's name in them; None: not without doubt."""
+    if said == name:
+        return raw
+    quoted = msgspec.json.encode(said)
+    if raw.count(quoted) != 1:
+        return None  # a text says the same, or the name is written with escapes
+    changed, times = re.subn(
+        rb'("model"\s*:\s*)' + re.escape(quoted), lambda m: m[1] + msgspec.json.encode(name), raw
+    )
+    return changed if times == 1 else None
 
 
 def given(request: requests.InferenceRequest) -> resume.Resume | None:

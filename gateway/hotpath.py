@@ -68,5 +68,6 @@ class HotPath:
             resolve.wishes(headers, body),
             arrived_us,
             resolve.batch_ref(credential, headers),
+            raw,
         )
         return resolve.request(source, self._gateway.room.view(), ids.RequestId(ids.uuid7()))

@@ -40,6 +40,18 @@ class Wishes:
     traceparent: str | None = None
 
 
+_PLAIN = Wishes()  # what by far the most want
+
+
+def has_ours(body: Mapping[str, Any]) -> bool:
+    """Return whether a body holds fields that are Forebay's own and no engine's."""
+    return any(map(_is_ours, body))
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith("forebay_")
+
+
 def wishes(headers: Mapping[str, str], body: Mapping[str, Any]) -> Wishes:
     """Read the wishes of an HTTP request.
 
@@ -50,6 +62,8 @@ def wishes(headers: Mapping[str, str], body: Mapping[str, Any]) -> Wishes:
     Raises:
         errors.BadRequest: one of them is of the wrong kind.
     """
+    if not headers and "prompt_cache_key" not in body and not has_ours(body):
+        return _PLAIN
 
     def text(name: str) -> str | None:
         field = f"forebay_{name}"
@@ -111,6 +125,7 @@ class Source:
     wishes: Wishes
     arrived_us: int
     batch: requests.BatchRef | None = None
+    raw: bytes = b""
 
 
 def request(
@@ -146,6 +161,7 @@ def request(
         cache_hint=wanted.cache_hint,
         batch=source.batch,
         traceparent=wanted.traceparent,
+        raw=source.raw,
     )
 
 

@@ -2,7 +2,6 @@
 
 import os
 import time
-import uuid
 from typing import NewType
 
 RequestId = NewType("RequestId", str)  # UUIDv7 text, made by the gateway, never by a caller
@@ -22,10 +21,11 @@ def uuid7(unix_ms: int | None = None, random_bytes: bytes | None = None) -> str:
     """
     stamp = time.time_ns() // 1_000_000 if unix_ms is None else unix_ms
     noise = os.urandom(10) if random_bytes is None else random_bytes
-    value = (stamp & (1 << 48) - 1) << 80 | int.from_bytes(noise, "big")
-    value = value & ~(0xF << 76) | 0x7 << 76
-    value = value & ~(0x3 << 62) | 0x2 << 62
-    return str(uuid.UUID(int=value))
+    low = int.from_bytes(noise, "big")
+    digits = (
+        f"{stamp & (1 << 48) - 1:012x}7{low >> 64 & 0xFFF:03x}{low & (1 << 62) - 1 | 1 << 63:016x}"
+    )
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def short_id(prefix: str, random_bytes: bytes | None = None) -> str:

@@ -82,6 +82,7 @@ class InferenceRequest:
         cache_hint: the caller's key for requests that share a prefix; affects routing only.
         batch: the batch line that this request is, if it is one.
         traceparent: the caller's W3C trace, or None.
+        raw: the bytes that ``body`` was parsed from, b"" where it was made here.
     """
 
     request_id: ids.RequestId
@@ -99,3 +100,4 @@ class InferenceRequest:
     cache_hint: str | None = None
     batch: BatchRef | None = None
     traceparent: str | None = None
+    raw: bytes = b""
