@@ -31,6 +31,8 @@ class Gateway:
 async def running(deps: dependencies.Dependencies) -> AsyncIterator[Gateway]:
     """Keep a gateway's parts running; a part that fails ends the block with its error."""
     numbers = metrics.Metrics()
+    for collector in deps.collectors:
+        numbers.registry.register(collector)
     async with replica.Client(deps.settings) as client, rooms.joined(deps) as admission:
         path = requestpath.RequestPath(deps, admission.room, client, numbers)
         gateway = Gateway(deps, admission.room, path, numbers, admission)

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from prometheus_client import registry as collectors
+
 from gateway import settings
 from gateway.admission import place as places
 from scheduler.contracts import clock, ports, quota, tracing, usage
@@ -21,6 +23,7 @@ class Dependencies:
         tracer: where spans go.
         quotas: what teams, users and keys may use; asked by the process that owns the queues.
         place: where admission happens; None: in this process, for itself alone.
+        collectors: what else Prometheus may ask of this process.
     """
 
     settings: settings.GatewaySettings
@@ -32,3 +35,4 @@ class Dependencies:
     tracer: tracing.Tracer = tracing.NoTracer()  # noqa: RUF009 - has no state
     quotas: quota.Quotas = quota.Unlimited()  # noqa: RUF009 - has no state
     place: places.Place | None = None
+    collectors: tuple[collectors.Collector, ...] = ()

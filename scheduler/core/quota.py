@@ -192,8 +192,14 @@ class Book:
 
     def used(self, now_us: int) -> dict[limits.Key, int]:
         """Return what is used and reserved of every counter that was moved since the start."""
+        return {key: used for key, (used, _) in self.standing(now_us).items()}
+
+    def standing(self, now_us: int) -> dict[limits.Key, tuple[int, int]]:
+        """Return the same with each counter's limit."""
         steady = self._steady(now_us)
-        return {key: meter.used(now_us, steady) for key, meter in self._meters.items()}
+        return {
+            key: (meter.used(now_us, steady), meter.amount) for key, meter in self._meters.items()
+        }
 
     @property
     def open(self) -> int:

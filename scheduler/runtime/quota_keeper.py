@@ -7,6 +7,7 @@ what was in flight; the check against the ledger makes that good.
 """
 
 import asyncio
+import collections
 import logging
 import os
 import secrets
@@ -29,6 +30,11 @@ _FORGET_US = 32 * _DAY_US  # sums of windows that no claim can fall into any mor
 
 class Keeper:
     """The book of this process, and the task that carries its news.
+
+    Attributes:
+        book: takes claims.
+        told: notices since the start, by level.
+        drifts: what the ledger corrected last, by counter and window's start.
 
     Args:
         registry: the registry's quotas.
@@ -58,6 +64,8 @@ class Keeper:
         self.book = books.Book(pricing, self._heard, warn_percent=warn_percent)
         # Host and process number come again after a reboot: the batches of two lives must not be mixed up.
         self.owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.told: collections.Counter[books.Level] = collections.Counter()
+        self.drifts: dict[quotas.Place, int] = {}
         self._batch = 0
         self._sent = False  # the newest batch may be written already
         self._seen = (-1, 0)
@@ -117,6 +125,7 @@ class Keeper:
         del self._notices[: len(notices)]
         if news.rules is not None:
             self.book.set_limits(news.rules)
+        self.drifts.update(news.drifts)
         self.book.learn(news.sums, collected=bool(differences))
         self._seen = news.seen
 
@@ -132,13 +141,16 @@ class Keeper:
         self._ticks += 1
         if self._ticks % RUNNING_TICKS:
             return None
-        self.book.forget(now_us - _FORGET_US)
+        old_us = now_us - _FORGET_US
+        self.book.forget(old_us)
+        self.drifts = {place: drift for place, drift in self.drifts.items() if place[1] >= old_us}
         used = self.book.used(now_us)
         found = {key: amount for key, amount in used.items() if amount and not key.kind.kept}
         return None if found == self._told and not found else found
 
     def _heard(self, notice: books.Notice) -> None:
         log.warning("quota: %s", notice)
+        self.told[notice.level] += 1
         if len(self._notices) < NOTICES:  # without a registry they would gather for ever
             self._notices.append(notice)
 

@@ -59,11 +59,13 @@ class News:
     Attributes:
         rules: every limit, None if none has changed.
         sums: whole sums of the counters that have changed.
+        drifts: what the ledger corrected last in these, for those that were ever corrected.
         seen: (revision of the limits, revision of the counters) that this news brings one up to.
     """
 
     rules: tuple[limits.Limit, ...] | None
     sums: Mapping[Place, int]
+    drifts: Mapping[Place, int]
     seen: tuple[int, int]
 
 
@@ -238,10 +240,15 @@ def _news(session: orm.Session, seen: tuple[int, int]) -> News:
     if now["limits"] != seen[0]:
         rules = tuple(rule.limit for rule in _rules(session))
     sums: dict[Place, int] = {}
+    drifts: dict[Place, int] = {}
     if now["counters"] != seen[1]:
         query = sa.select(tables.QuotaCounter).where(tables.QuotaCounter.revision > seen[1])
-        sums = {(_key(row), row.window_us): row.amount for row in session.scalars(query)}
-    return News(rules, sums, (now["limits"], now["counters"]))
+        for row in session.scalars(query):
+            place = _key(row), row.window_us
+            sums[place] = row.amount
+            if row.drift:
+                drifts[place] = row.drift
+    return News(rules, sums, drifts, (now["limits"], now["counters"]))
 
 
 def _rules(session: orm.Session) -> tuple[Rule, ...]:

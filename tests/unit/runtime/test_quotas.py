@@ -5,12 +5,13 @@ import datetime
 import logging
 from collections.abc import Mapping
 
+import prometheus_client
 import pytest
 from sqlalchemy import exc
 
 from scheduler.contracts import clock, errors, quota
 from scheduler.core import quota_limits as limits
-from scheduler.runtime import quota_check, quota_keeper
+from scheduler.runtime import quota_check, quota_keeper, quota_metrics
 from scheduler.runtime.registry import quotas, store
 
 K = limits.Kind
@@ -320,3 +321,23 @@ async def test_checks_run_on_the_hour_and_after_a_wish_and_not_on_a_damaged_ledg
     with caplog.at_level(logging.WARNING):
         await look(NOON + 120 * minute)
     assert "corrected by -7 to the ledger" in caplog.text
+
+
+async def test_metrics_tell_shares_notices_and_drift(registry: store.Registry) -> None:
+    time = clock.FakeClock(wall_us=NOON)
+    keeper = quota_keeper.Keeper(registry.quotas, time)
+    numbers = prometheus_client.CollectorRegistry()
+    numbers.register(quota_metrics.Collector(keeper, time))
+    set_limits(registry, {TEAM: 20})
+    await keeper.exchange()
+    keeper.book.reserve(claim(1))
+    settled(registry, 1, 8)
+    await checked(registry, quota.FixedTotals([consumed(9)]))
+    await keeper.exchange()
+    labels = {"team": "physics", "model": "", "tier": "", "kind": "tokens_per_day"}
+    assert numbers.get_sample_value("forebay_quota_used_ratio", labels) == (10 + 9) / 20
+    assert numbers.get_sample_value("forebay_quota_drift", labels) == 1
+    assert numbers.get_sample_value("forebay_quota_notices_total", {"level": "refused"}) == 0
+    with pytest.raises(errors.QuotaExceeded):
+        keeper.book.reserve(claim(3))
+    assert numbers.get_sample_value("forebay_quota_notices_total", {"level": "refused"}) == 1
