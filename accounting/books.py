@@ -106,6 +106,21 @@ class Books:
                 return self._take(first_us, last_us)
         raise self._lost()
 
+    @contextlib.contextmanager
+    def over(self, files: Sequence[manifests.File]) -> Iterator[Any]:
+        """Open a session with the usage views over these files of the manifest alone.
+
+        Raises:
+            Moved: one is gone.
+        """
+        live = {table: schema.held(table).empty_table() for table in schema.TABLES}
+        found = {table: [each for each in files if each.table == table] for table in schema.TABLES}
+        session = self._session(Snapshot(live, found, ()), 0, MAX_US)
+        try:
+            yield session
+        finally:
+            session.close()
+
     def _lost(self) -> manifests.ManifestDamaged:
         return manifests.ManifestDamaged(
             f"{self._folder}: files that the manifest names are missing: restore them from a backup"
@@ -195,13 +210,14 @@ class Books:
             raise
         return session
 
-    def _paths(self, files: Sequence[manifests.File]) -> list[str]:
+    def paths(self, files: Sequence[manifests.File]) -> list[str]:
+        """Return where files of the manifest are."""
         return [str(self._folder / each.path) for each in files]
 
     def views(self, session: Any, found: Snapshot) -> None:
         """Make the views over files and the registered live rows."""
         for table in (schema.GPU, schema.REPLICA_TIME):
-            paths = self._paths(found.files[table])
+            paths = self.paths(found.files[table])
             source = stored(session, table, f"{table}_files", paths, live=f"{table}_live")
             session.execute(f"CREATE VIEW {table}_all AS {source}")
             session.execute(_ROWS[table])
@@ -215,7 +231,7 @@ class Books:
         }
         for name, some in parts.items():
             live = "usage_live" if name == "fresh" else ""
-            paths = self._paths(some)
+            paths = self.paths(some)
             source = stored(session, schema.USAGE, f"{name}_files", paths, live=live)
             session.execute(f"CREATE VIEW usage_{name} AS {source} WHERE {_ARRIVED}")
         for statement in merge.views("usage_settled", "usage_compacted", "usage_fresh"):

@@ -141,10 +141,10 @@ def _pieces(session: Any, table: str, rows: int, piece_rows: int) -> tuple[Itera
             f"{key}, seq ORDER BY end_us DESC, start_us, gpus DESC) = 1 ORDER BY start_us, lease_id, seq"
         )
         return iter([session.sql(text)]), 0
-    (lost,) = session.execute(
+    ((lost,),) = session.execute(
         "SELECT count(*) FROM (SELECT request_id, attempt FROM raw GROUP BY ALL "
         "HAVING max(kind) = 'open' AND min(kind) = 'open' AND max(outcome) = 'open')"
-    ).fetchone()
+    ).fetchall()
     shares = [n * piece_rows / rows for n in range(1, -(-rows // piece_rows))]
     (cuts,) = (
         session.execute("SELECT approx_quantile(arrived_us, $1) FROM raw", [shares]).fetchone()

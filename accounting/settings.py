@@ -30,6 +30,18 @@ class Accounting:
         unit="s",
         least=10,
     )
+    roll_every_s: float = setting(
+        60.0, "How often the leading broker brings accounting.duckdb up to date.", unit="s", least=1
+    )
+    minutes_kept_h: float = setting(
+        48.0, "Age up to which sums by minute are kept; hours and days are kept for ever.", unit="h", least=2
+    )
+    open_at_most_s: float = setting(
+        21_600.0,
+        "Longest life of an attempt: one that was opened and never closed counts as an error after that.",
+        unit="s",
+        least=60,
+    )
     takeover_s: float = setting(
         300.0,
         "Silence after which a living writer's segment is shipped; it notices and loses nothing.",

@@ -1,0 +1,331 @@
+"""The pass that keeps the rollups: each row counted once, however often it runs and wherever it is killed.
+
+A period's sums are never added to. A day of the manifest that has rows newer than those applied is looked
+at again: the minutes which such rows touch are summed anew from merged rows (`books`), their hours anew
+from minutes, their days from hours, and all of it replaces what was there in one transaction, together
+with the generation that is now applied. So late rows make a revision; a pass that is killed, or meets
+another one, leaves the old figures or the new ones. Minutes older than some days are not kept: a late row
+there has its whole hour summed from the rows.
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from accounting import books, rollup, schema
+from accounting import manifest as manifests
+from scheduler.contracts import clock as clocks
+
+MINUTES_KEPT_S = 2 * 86_400.0
+LATE_US = 15 * rollup.MINUTE_US  # shipping takes a minute or two; what comes after this was late
+_NOT_ITS_FAULT = ("No space left", "Permission denied", "Read-only file system")
+_COLUMNS = (
+    *rollup.KEYS,
+    "attempt",
+    "outcome",
+    "uncached_prompt_tokens",
+    "cached_prompt_tokens",
+    "output_tokens",
+    "waste_tokens",
+    "arrived_us",
+    "first_token_us",
+    "ended_us",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rolled:
+    """What a pass did: days and minutes that were summed anew, and a line for each thing in the way."""
+
+    days: int = 0
+    minutes: int = 0
+    problems: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """The new sums of one manifest day.
+
+    Attributes:
+        minutes: minutes summed anew; `hours`: hours summed from rows since their minutes are gone.
+        tables: Arrow tables by ``usage_minutes``, ``usage_hours``, ``latency_minutes`` and so on.
+    """
+
+    day: str
+    before: int
+    newest: int
+    minutes: tuple[int, ...]
+    hours: tuple[int, ...]
+    tables: Mapping[str, Any]
+
+
+def roll(
+    records: books.Books,
+    clock: clocks.Clock,
+    *,
+    minutes_kept_s: float = MINUTES_KEPT_S,
+    path: Path | None = None,
+) -> Rolled:
+    """Bring the rollups up to the manifest. Blocks; safe to kill, to repeat and to run beside itself.
+
+    Args:
+        records: what is summed.
+        clock: for what is late and which minutes are kept.
+        minutes_kept_s: age up to which minutes are kept.
+        path: the file; that of the state folder if not given.
+
+    Raises:
+        manifests.ManifestDamaged: nothing was touched.
+        rollup.Busy: another process holds the file; the next pass does what this one did not.
+    """
+    target = path or rollup.path_of(records.state_dir)
+    current = manifests.load(records.state_dir / "parquet") or manifests.Manifest()
+    groups: dict[str, list[manifests.File]] = {}
+    for each in current.files:
+        if each.table == schema.USAGE:
+            groups.setdefault(each.day, []).append(each)
+    applied, floor_us, problems = _begin(target, clock, minutes_kept_s, current.generation)
+    days = minutes = 0
+    for day, files in sorted(groups.items()):
+        newest = max(each.since for each in files)
+        before = applied.get(day, -1)
+        if newest <= before:
+            continue
+        try:
+            faults = [fault for fault in map(records.fault, files) if fault]
+            if faults:  # what was summed when the file was whole is better than a sum without it
+                problems += [*faults, f"{target}: {day} is not summed anew until that is mended"]
+                continue
+            part = _sum(records, day, files, before, floor_us)
+        except books.Moved:
+            continue  # compacted meanwhile: the next pass sees it
+        if _apply(target, part, clock.wall_us()):
+            days += 1
+            minutes += len(part.minutes) + 60 * len(part.hours)
+    if days:
+        _forget(target, floor_us)
+    return Rolled(days, minutes, tuple(problems))
+
+
+def rebuild(
+    records: books.Books, clock: clocks.Clock, *, minutes_kept_s: float = MINUTES_KEPT_S
+) -> Rolled:
+    """Make the rollups again from Parquet, and put them in the place of the old ones.
+
+    Readers see the old ones until then. A leader that rolls up meanwhile does no harm: what it applied
+    to the old file is applied to the new one by its next pass.
+
+    Raises:
+        manifests.ManifestDamaged: the old ones are left.
+    """
+    target = rollup.path_of(records.state_dir)
+    fresh = target.with_name(f".{target.name}.{os.getpid()}")
+    _remove(fresh)
+    try:
+        done = roll(records, clock, minutes_kept_s=minutes_kept_s, path=fresh)
+        _log_of(target).unlink(missing_ok=True)  # it belongs to the old file
+        fresh.replace(target)
+        manifests.sync_folder(target.parent)
+    finally:
+        _remove(fresh)
+    return done
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    _log_of(path).unlink(missing_ok=True)
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.wal")
+
+
+def _begin(
+    target: Path, clock: clocks.Clock, kept_s: float, generation: int
+) -> tuple[dict[str, int], int, list[str]]:
+    """Return what is applied, the first minute that is kept, and a line if the file had to be replaced."""
+    problems: list[str] = []
+    floor_us = (clock.wall_us() - round(kept_s * 1e6)) // rollup.HOUR_US * rollup.HOUR_US
+    try:
+        applied, stored_us = _known(target)
+    except duckdb.Error as error:
+        if any(word in str(error) for word in _NOT_ITS_FAULT):
+            raise
+        aside = target.with_name(f"{target.name}.damaged")
+        problems.append(f"{target}: damaged ({error}): kept as {aside}, made again from Parquet")
+        _set_aside(target, aside)
+        applied, stored_us = _known(target)
+    if max(applied.values(), default=0) > generation:
+        problems.append(f"{target}: newer than the manifest: made again from Parquet")
+        _remove(target)
+        applied, stored_us = _known(target)
+    return applied, max(floor_us, stored_us), problems
+
+
+def _set_aside(target: Path, aside: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        target.rename(aside)
+    _log_of(target).unlink(missing_ok=True)
+
+
+def _known(target: Path) -> tuple[dict[str, int], int]:
+    with rollup.opened(target, write=True) as session:
+        rollup.create(session)
+        applied = dict(session.execute("SELECT day, generation FROM applied").fetchall())
+        floor_us = _number(session, "SELECT value FROM facts WHERE name = 'minutes_from'", 0)
+    return applied, floor_us
+
+
+def _number(session: Any, text: str, otherwise: int, *given: Any) -> int:
+    rows = session.execute(text, list(given)).fetchall()
+    return int(rows[0][0]) if rows else otherwise
+
+
+def _sum(
+    records: books.Books, day: str, files: Sequence[manifests.File], before: int, floor_us: int
+) -> _Part:
+    """Sum anew what rows that are newer than generation ``before`` touch."""
+    fresh = [each for each in files if each.since > before]
+    with records.over(files) as session:
+        session.read_parquet(
+            records.paths(fresh), union_by_name=True, hive_partitioning=False
+        ).create_view("newer")
+        touched = session.execute(
+            f"SELECT DISTINCT arrived_us // {rollup.MINUTE_US} AS m FROM newer ORDER BY m"  # noqa: S608
+        ).fetchall()
+        starts = [minute * rollup.MINUTE_US for (minute,) in touched]
+        minutes = tuple(us for us in starts if us >= floor_us)
+        hours = tuple(sorted({_hour(us) for us in starts if us < floor_us}))
+        tables = {
+            **_sums(session, "minutes", minutes),
+            **_sums(session, "hours", hours),
+        }
+    return _Part(day, before, max(each.since for each in files), minutes, hours, tables)
+
+
+def _sums(session: Any, level: str, periods: Sequence[int]) -> dict[str, Any]:
+    if not periods:
+        return {}
+    length = rollup.LEVELS[level]
+    session.register("wanted", pa.table({"period_us": pa.array(periods, pa.int64())}))
+    names = rollup.quoted(_COLUMNS)
+    session.execute(
+        f"CREATE OR REPLACE TEMP TABLE part AS SELECT {names} FROM usage "  # noqa: S608 - names, numbers
+        f"WHERE arrived_us >= {periods[0]} AND arrived_us < {periods[-1] + length} "
+        f"AND arrived_us // {length} * {length} IN (SELECT period_us FROM wanted)"
+    )
+    found = {
+        f"usage_{level}": session.sql(rollup.usage_of("part", length)).to_arrow_table(),
+        f"latency_{level}": session.sql(rollup.latency_of("part", length)).to_arrow_table(),
+    }
+    session.execute("DROP TABLE part")
+    return found
+
+
+def _apply(target: Path, part: _Part, now_us: int) -> bool:
+    """Replace the part's periods in one transaction; False if another pass was there first."""
+    hours = sorted({_hour(us) for us in part.minutes} | set(part.hours))
+    days = sorted({us // rollup.DAY_US * rollup.DAY_US for us in hours})
+    with rollup.opened(target, write=True) as session:
+        session.execute("BEGIN")
+        known = _number(session, "SELECT generation FROM applied WHERE day = $1", -1, part.day)
+        floor_us = _number(session, "SELECT value FROM facts WHERE name = 'minutes_from'", 0)
+        forgotten = bool(part.minutes) and part.minutes[0] < floor_us
+        if known != part.before or forgotten:
+            session.execute("ROLLBACK")
+            return False
+        for family in ("usage", "latency"):
+            _replace(session, family, part, hours, days)
+        for level, periods in (("minutes", part.minutes), ("hours", hours), ("days", days)):
+            _note(session, level, periods, now_us)
+        session.execute("INSERT OR REPLACE INTO applied VALUES ($1, $2)", [part.day, part.newest])
+        session.execute("COMMIT")
+    return True
+
+
+def _replace(
+    session: Any, family: str, part: _Part, hours: Sequence[int], days: Sequence[int]
+) -> None:
+    for level, periods in (("minutes", part.minutes), ("hours", hours), ("days", days)):
+        _periods(session, "gone", periods)
+        session.execute(
+            f"DELETE FROM {family}_{level} WHERE period_us IN (SELECT period_us FROM gone)"  # noqa: S608
+        )
+    for level in ("minutes", "hours"):
+        name = f"{family}_{level}"
+        if name in part.tables:
+            session.register("fresh", part.tables[name])
+            session.execute(f"INSERT INTO {name} BY NAME SELECT * FROM fresh")  # noqa: S608 - ours
+    _periods(session, "from_minutes", sorted(set(hours) - set(part.hours)))
+    _add_up(session, family, "minutes", "hours", "from_minutes")
+    _periods(session, "from_hours", days)
+    _add_up(session, family, "hours", "days", "from_hours")
+
+
+def _periods(session: Any, name: str, periods: Iterable[int]) -> None:
+    session.register(name, pa.table({"period_us": pa.array(list(periods), pa.int64())}))
+
+
+def _add_up(session: Any, family: str, fine: str, coarse: str, wanted: str) -> None:
+    keys, values = (
+        (rollup.KEYS, rollup.SUMS)
+        if family == "usage"
+        else (rollup.LATENCY_KEYS, rollup.LATENCY_SUMS)
+    )
+    length = rollup.LEVELS[coarse]
+    sums = ", ".join(f"sum({name})::BIGINT AS {name}" for name in values)
+    session.execute(
+        f"INSERT INTO {family}_{coarse} BY NAME "  # noqa: S608 - names and numbers of ours
+        f"SELECT period_us // {length} * {length} AS period_us, {rollup.quoted(keys)}, {sums} "
+        f"FROM {family}_{fine} WHERE period_us // {length} * {length} IN "
+        f"(SELECT period_us FROM {wanted}) GROUP BY ALL"
+    )
+
+
+def _note(session: Any, level: str, periods: Sequence[int], now_us: int) -> None:
+    """Count the revisions of periods."""
+    session.register(
+        "noted",
+        pa.table(
+            {
+                "period_us": pa.array(periods, pa.int64()),
+                "late": pa.array(
+                    [int(now_us > us + rollup.LEVELS[level] + LATE_US) for us in periods],
+                    pa.int64(),
+                ),
+            }
+        ),
+    )
+    session.execute(
+        "INSERT INTO periods SELECT $1, period_us, 0, 0, $2 FROM noted ON CONFLICT (level, period_us) "
+        "DO UPDATE SET revision = revision + 1, at_us = excluded.at_us",
+        [level, now_us],
+    )
+    session.execute(
+        "UPDATE periods SET late_revisions = late_revisions + late FROM noted "
+        "WHERE level = $1 AND periods.period_us = noted.period_us AND revision > 0",
+        [level],
+    )
+
+
+def _forget(target: Path, floor_us: int) -> None:
+    """Drop minutes that are no longer kept."""
+    with rollup.opened(target, write=True) as session:
+        session.execute("BEGIN")
+        for table in ("usage_minutes", "latency_minutes"):
+            session.execute(f"DELETE FROM {table} WHERE period_us < $1", [floor_us])  # noqa: S608
+        session.execute(
+            "DELETE FROM periods WHERE level = 'minutes' AND period_us < $1", [floor_us]
+        )
+        session.execute("INSERT OR REPLACE INTO facts VALUES ('minutes_from', $1)", [floor_us])
+        session.execute("COMMIT")
+
+
+def _hour(us: int) -> int:
+    return us // rollup.HOUR_US * rollup.HOUR_US
