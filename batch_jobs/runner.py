@@ -14,7 +14,6 @@ from pathlib import Path
 
 from batch_jobs import client, intake, journal, lines, model, results, settings, verdicts
 from scheduler.contracts import clock as clocks
-from scheduler.contracts import errors
 
 _LOG = logging.getLogger(__name__)
 _REFILL_LINES = 64
@@ -155,10 +154,12 @@ class JobRun:
             self._record(journal.Kind.PREEMPTED, number)
             return self._later(number, 1, answer, self._options.max_wait_s)
         if verdict is verdicts.Verdict.WAIT:
-            most_s = self._options.max_wait_s
-            if judged.code == errors.QuotaExceeded.code:
-                longest_s = self._options.max_quota_wait_s
-                most_s = max(most_s, min(answer.retry_after_s or longest_s, longest_s))
+            most_s = verdicts.longest_wait_s(
+                judged,
+                answer.retry_after_s,
+                room_s=self._options.max_wait_s,
+                quota_s=self._options.max_quota_wait_s,
+            )
             return self._later(number, history.attempts, answer, most_s)
         lost = verdict is verdicts.Verdict.LOST
         if lost and history.lost + 1 >= self._options.poison_after:

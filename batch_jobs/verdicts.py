@@ -102,6 +102,20 @@ def _failure(status: int, code: str) -> Verdict:
     return Verdict.REFUSED
 
 
+def longest_wait_s(judged: Judged, asked_s: float, *, room_s: float, quota_s: float) -> float:
+    """Return the longest wait before a line that waits is offered again.
+
+    Args:
+        judged: why it waits.
+        asked_s: Retry-After, 0 if none was told.
+        room_s: longest wait for room in the fleet: a gap should not stay empty.
+        quota_s: longest wait for the team's own quota, which may be hours off or be raised meanwhile.
+    """
+    if judged.code != errors.QuotaExceeded.code:
+        return room_s
+    return max(room_s, min(asked_s or quota_s, quota_s))
+
+
 def _object(body: bytes) -> dict[str, Any] | None:
     try:
         value = json.loads(body.decode(), parse_constant=_no_constant)

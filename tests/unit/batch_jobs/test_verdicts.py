@@ -70,3 +70,20 @@ def test_backoff_doubles_to_its_cap_and_spreads_by_line() -> None:
 def test_retry_after_is_heeded_up_to_the_cap() -> None:
     assert verdicts.backoff_s(1, first_s=0.1, most_s=8.0, key=1, asked_s=3.0) == 3.0
     assert verdicts.backoff_s(1, first_s=0.1, most_s=8.0, key=1, asked_s=3000.0) == 8.0
+
+
+@pytest.mark.parametrize(
+    ("code", "asked_s", "longest_s"),
+    [
+        ("overloaded", 40.0, 5.0),
+        ("quota_exceeded", 2.0, 5.0),  # the rest of a minute, or a place
+        ("quota_exceeded", 40.0, 40.0),
+        ("quota_exceeded", 40_000.0, 60.0),  # the rest of a day: it may be raised before
+        ("quota_exceeded", 0.0, 60.0),  # shut out
+    ],
+)
+def test_a_used_up_quota_is_not_asked_for_as_often_as_room(
+    code: str, asked_s: float, longest_s: float
+) -> None:
+    judged = verdicts.judge(said(429, code))
+    assert verdicts.longest_wait_s(judged, asked_s, room_s=5.0, quota_s=60.0) == longest_s
