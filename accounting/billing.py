@@ -33,7 +33,7 @@ from accounting import (
 from scheduler.contracts import errors
 
 _BILLS = "bills"
-_LINE = pa.schema(
+LINES = pa.schema(
     [
         pa.field(
             field.name,
@@ -288,7 +288,7 @@ def _who(owner: Sequence[str]) -> tuple[str, str, str, str]:
 def _encoded(lines: Sequence[bill.Line]) -> bytes:
     sink = io.BytesIO()
     rows = [dataclasses.asdict(line) for line in lines]
-    pq.write_table(pa.Table.from_pylist(rows, schema=_LINE), sink, compression="zstd")
+    pq.write_table(pa.Table.from_pylist(rows, schema=LINES), sink, compression="zstd")
     return sink.getvalue()
 
 
