@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from prometheus_client import registry as collectors
+from prometheus_client import registry
 
 from gateway import settings
 from gateway.admission import place as places
@@ -35,4 +35,4 @@ class Dependencies:
     tracer: tracing.Tracer = tracing.NoTracer()  # noqa: RUF009 - has no state
     quotas: quota.Quotas = quota.Unlimited()  # noqa: RUF009 - has no state
     place: places.Place | None = None
-    collectors: tuple[collectors.Collector, ...] = ()
+    collectors: tuple[registry.Collector, ...] = ()
