@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import dataclasses
-import datetime
 import logging
 import os
 import re
@@ -13,10 +12,8 @@ from pathlib import Path
 
 import uvloop
 
-from accounting import settings as accounting_settings
-from accounting import sql_command, windows
 from forebay import config as configs
-from forebay import installation, lifeline, ready, settings
+from forebay import installation, lifeline, ready
 from scheduler.contracts import command_line, slurm
 from scheduler.runtime import config
 
@@ -31,6 +28,10 @@ def main(argv: list[str] | None = None) -> int:
         from slurm_plugins.devcluster import commands
 
         return commands.main(words[1:], out=sys.stdout, err=sys.stderr)
+    if words[:1] == ["sql"]:
+        from forebay import sql
+
+        return sql.main(words[1:])
     return command_line.run("forebay", lambda: _run(_parser().parse_args(words)))
 
 
@@ -52,9 +53,7 @@ def _parser() -> command_line.Parser:
     checked.add_argument("act", choices=("check", "show", "example"))
     checked.add_argument("--config", default="", metavar="FILE", help="forebay.toml")
     kinds.add_parser("devcluster", help="a real Slurm cluster in a folder: up, down, status")
-    asks = kinds.add_parser("sql", help="query the recorded tables, or export them as Parquet")
-    asks.add_argument("--config", default="", metavar="FILE", help="forebay.toml")
-    sql_command.declare(asks)
+    kinds.add_parser("sql", help="query the recorded tables, or export them as Parquet")
     for name in _SERVICES:
         service = kinds.add_parser(name, help=f"run the {name} alone")
         service.add_argument("--config", default="", metavar="FILE", help="forebay.toml")
@@ -73,8 +72,6 @@ def _run(asked: argparse.Namespace) -> int:
         return _in_lease(asked)
     if asked.what == "config":
         return _config(asked)
-    if asked.what == "sql":
-        return _sql(asked)
     if asked.what == "demo":
         from forebay.demo import scenario
 
@@ -106,18 +103,6 @@ def _in_lease(asked: argparse.Namespace) -> int:
 
     body: Callable[[Path], int] = getattr(in_lease, asked.what)
     return body(asked.spec)
-
-
-def _sql(asked: argparse.Namespace) -> int:
-    loaded = _load(asked.config)
-    return sql_command.run(
-        asked,
-        state_dir=Path(loaded.table(settings.ForebaySettings).state_dir),
-        table=loaded.table(accounting_settings.Accounting),
-        streams=(sys.stdout, sys.stderr),
-        now=datetime.datetime.now(datetime.UTC),
-        tz=windows.local_zone(os.environ),
-    )
 
 
 def _config(asked: argparse.Namespace) -> int:
