@@ -18,6 +18,10 @@ from scheduler.contracts import command_line, slurm
 from scheduler.runtime import config
 
 _SERVICES = ("broker", "gateway", "batchd")
+_INNER = (
+    "gateway-admission",
+    "gateway-worker",
+)  # started by `forebay gateway` with several workers
 _IN_LEASES = ("agent", "slot", "replica")
 
 
@@ -54,8 +58,11 @@ def _parser() -> command_line.Parser:
     checked.add_argument("--config", default="", metavar="FILE", help="forebay.toml")
     kinds.add_parser("devcluster", help="a real Slurm cluster in a folder: up, down, status")
     kinds.add_parser("sql", help="query the recorded tables, or export them as Parquet")
-    for name in _SERVICES:
-        service = kinds.add_parser(name, help=f"run the {name} alone")
+    for name in (*_SERVICES, *_INNER):
+        if name in _INNER:
+            service = kinds.add_parser(name)  # without help: not listed
+        else:
+            service = kinds.add_parser(name, help=f"run the {name} alone")
         service.add_argument("--config", default="", metavar="FILE", help="forebay.toml")
         service.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
         service.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
@@ -66,7 +73,7 @@ def _parser() -> command_line.Parser:
 
 
 def _run(asked: argparse.Namespace) -> int:
-    if asked.what in _SERVICES:
+    if asked.what in (*_SERVICES, *_INNER):
         return _service(asked)
     if asked.what in _IN_LEASES:
         return _in_lease(asked)
@@ -87,7 +94,7 @@ def _service(asked: argparse.Namespace) -> int:
     from forebay import services
 
     here = installation.Installation.open(_load(asked.config))
-    body: services.Service = getattr(services, asked.what)
+    body: services.Service = getattr(services, asked.what.replace("-", "_"))
 
     def told(news: Mapping[str, str]) -> None:
         ready.tell(asked.ready_fd, news)

@@ -32,11 +32,13 @@ class Part:
     """One child process.
 
     Attributes:
-        name: its subcommand, and the name of its log.
+        name: the name of its log.
+        command: its subcommand.
         ready: what it said when it was ready (addresses), once it has.
     """
 
     name: str
+    command: str
     ready: dict[str, Any] = dataclasses.field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
     watcher: asyncio.Task[None] | None = None
@@ -66,14 +68,24 @@ class Tree:
         self._say = say
         self._stopping = False
         self.parts: dict[str, Part] = {}
+        self.ended: Callable[[int], None] | None = (
+            None  # called with the pid of a part that has died
+        )
 
-    async def start(self, name: str, timeout_s: float = _READY_S) -> dict[str, Any]:
+    async def start(
+        self, name: str, timeout_s: float = _READY_S, *, command: str = ""
+    ) -> dict[str, Any]:
         """Start part ``name`` and return what it says when it is ready.
+
+        Args:
+            name: the name of its log, and its subcommand if ``command`` is not given.
+            timeout_s: how long it may take.
+            command: its subcommand, for parts of which there are several.
 
         Raises:
             StartError: it ended, or said nothing in time.
         """
-        part = self.parts[name] = Part(name)
+        part = self.parts[name] = Part(name, command or name)
         await self._spawn(part, timeout_s)
         part.watcher = asyncio.create_task(self._watch(part), name=f"watch {name}")
         return part.ready
@@ -81,6 +93,15 @@ class Tree:
     def settle(self, env: Mapping[str, str]) -> None:
         """Give parts that start from now on, restarts included, these variables too."""
         self._env.update(env)
+
+    async def end(self, names: Sequence[str]) -> None:
+        """Stop some parts, all at once; returns when they are gone."""
+        parts = [self.parts.pop(name) for name in names if name in self.parts]
+        watchers = [part.watcher for part in parts if part.watcher is not None]
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
+        await asyncio.gather(*(_end(part.process) for part in parts))
 
     async def stop(self) -> None:
         """Stop every part, the one started last first; returns when all are gone."""
@@ -97,7 +118,7 @@ class Tree:
         reader, writer = os.pipe()
         log = self._logs / f"{part.name}.log"
         argv = [
-            *(sys.executable, "-P", "-m", "forebay", part.name, *self._options),
+            *(sys.executable, "-P", "-m", "forebay", part.command, *self._options),
             *(READY_FD_OPTION, str(writer), PARENT_OPTION, str(os.getpid())),
         ]
         try:
@@ -130,6 +151,8 @@ class Tree:
         started = loop.time()
         while not self._stopping and part.process is not None:
             code = await part.process.wait()
+            if self.ended is not None:
+                self.ended(part.process.pid)
             if loop.time() - started > _STABLE_S:
                 part.restarts = 0
             delay = _BACKOFF_S[min(part.restarts, len(_BACKOFF_S) - 1)]

@@ -17,14 +17,6 @@ class Gateway:
     room: waiting.Room
     path: requestpath.RequestPath
     metrics: metrics.Metrics
-    admission: rooms.Admission
-
-    async def report(self) -> None:
-        """Tell the demand of the queues that this process owns to the broker until cancelled."""
-        while True:
-            await self.deps.clock.sleep(self.deps.settings.report_s)
-            if self.admission.own is not None:
-                self.deps.fleet.report(self.admission.own.demand())
 
 
 @contextlib.asynccontextmanager
@@ -35,9 +27,11 @@ async def running(deps: dependencies.Dependencies) -> AsyncIterator[Gateway]:
         numbers.registry.register(collector)
     async with replica.Client(deps.settings) as client, rooms.joined(deps) as admission:
         path = requestpath.RequestPath(deps, admission.room, client, numbers)
-        gateway = Gateway(deps, admission.room, path, numbers, admission)
-        runs = (*admission.runs, path.run, gateway.report)
-        tasks = [asyncio.ensure_future(part()) for part in runs]
+        gateway = Gateway(deps, admission.room, path, numbers)
+        runs = [*(run() for run in admission.runs), path.run()]
+        if admission.own is not None:
+            runs.append(rooms.report(deps, admission.own, numbers))
+        tasks = [asyncio.ensure_future(run) for run in runs]
         owner = asyncio.current_task()
         stopping = False
 

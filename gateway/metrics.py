@@ -2,8 +2,13 @@
 
 import dataclasses
 import functools
+import os
+from collections.abc import Iterable, Mapping
 
 import prometheus_client
+from prometheus_client import multiprocess
+
+from scheduler.contracts import fleet
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.25, 1)
@@ -71,7 +76,14 @@ class Metrics:
             "Requests refused before any work, by the error's code.",
             (*labels, "reason"),
         )
+        # Of several processes of one gateway, those that live add up (`multiprocess_mode`).
+        gauge = functools.partial(gauge, multiprocess_mode="livesum")
         self.in_flight = gauge("forebay_requests_open", "Requests that wait or run now.")
+        self.stale = gauge(
+            "forebay_stale_replicas",
+            "Serving replicas of which nothing was heard for a second: routed to in turn, under caps.",
+            ("model",),
+        )
         self.seats = gauge(
             "forebay_seats",
             "Seats of the model's serving replicas, by state: used, free.",
@@ -108,6 +120,37 @@ class Metrics:
             )
         return found
 
+    def queues(
+        self,
+        demand: Iterable[fleet.Demand],
+        seats: Mapping[str, tuple[int, int]],
+        stale: Mapping[str, int],
+    ) -> None:
+        """Show the queues of the process that owns them.
+
+        Args:
+            demand: what waits and runs.
+            seats: by model, seats in use and seats free.
+            stale: by model, replicas whose statistics are too old to go by.
+        """
+        for one in demand:
+            for tier, count in one.waiting.items():
+                self.waiting.labels(one.model, tier).set(count)
+        for model, (used, free) in seats.items():
+            self.seats.labels(model, "used").set(used)
+            self.seats.labels(model, "free").set(free)
+            self.stale.labels(model).set(stale.get(model, 0))
+
     def text(self) -> bytes:
-        """Return the exposition text."""
-        return prometheus_client.generate_latest(self.registry)
+        """Return the exposition text: of all processes of this gateway, whichever of them is asked.
+
+        Where there are several, each keeps its numbers in files of one folder (prometheus_client's
+        multiprocess mode, on if the environment names the folder), so no process is asked for another's
+        and what a dead one counted stays counted.
+        """
+        folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+        if not folder:
+            return prometheus_client.generate_latest(self.registry)
+        every = prometheus_client.CollectorRegistry()
+        multiprocess.MultiProcessCollector(every, folder)  # type: ignore[no-untyped-call]  # its own
+        return prometheus_client.generate_latest(every)

@@ -43,6 +43,12 @@ class ModelQueue:
             if replica.role is not fleet.Role.INTERACTIVE:
                 self._free_batch += replica.spec.seats - loads.batch(replica.replica_id)
 
+    @property
+    def seats(self) -> tuple[int, int]:
+        """Seats for interactive and standard requests: in use, and free."""
+        free = max(0, self._free)
+        return max(0, self._seats - free), free
+
     def opened(self, guard: load.Guard, long_team: str | None, change: int = 1) -> None:
         """Take in that a request was placed (or, with -1, has ended).
 

@@ -89,6 +89,15 @@ class Placer:
         self._full.pop((replica_id, False), None)
         self._full.pop((replica_id, True), None)
 
+    def stale(self, now: float) -> dict[str, int]:
+        """Return, by model, how many serving replicas are known by old statistics only, or by none."""
+        found: dict[str, int] = {}
+        for member in self._router.fleet.members():
+            if member.replica.state is fleet.ReplicaState.SERVING and member.stale(now):
+                model = member.replica.spec.model
+                found[model] = found.get(model, 0) + 1
+        return found
+
     def dead(self, now: float) -> dict[ids.ReplicaId, int]:
         """Return, per replica, the newest incarnation that is known to be gone."""
         if self._suspects:

@@ -80,6 +80,7 @@ class Running:
         slurm: the [slurm] table.
         munge_socket: munged's socket, "" for none.
         env: variables that point commands at the cluster.
+        gateway: more keys of the [gateway] table.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Running:
         slurm: Mapping[str, Any],
         munge_socket: str = "",
         env: Mapping[str, str] | None = None,
+        gateway: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder = folder
         self.state = folder / "state"
@@ -111,7 +113,7 @@ class Running:
             self.env["FOREBAY_MUNGE_SOCKET"] = munge_socket
         doors = {"http_port": http, "grpc_port": grpc, "munge_socket": munge_socket}
         tables = {**_TABLES, "forebay": {"state_dir": str(self.state)}, "slurm": dict(slurm)}
-        tables["gateway"] = {**tables["gateway"], **doors}
+        tables["gateway"] = {**tables["gateway"], **doors, **(gateway or {})}
         tables["engines"] = {**tables["engines"], "gpu_lock_dir": str(folder / "gpus")}
         self.config_file.write_text(_toml(tables))
 

@@ -1,0 +1,218 @@
+"""The gateway's processes: a whole one, or a worker beside the process that admits for all workers."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import fastapi
+
+from accounting import billing_routes
+from accounting import routes as accounting_routes
+from accounting import settings as accounting_settings
+from batch_jobs import routes as batch_routes
+from batch_jobs import settings as batch_settings
+from batch_jobs import store as batch_store
+from forebay import installation, quotas, sinks, telemetry
+from gateway import auth, dependencies, server
+from gateway import settings as gateway_settings
+from gateway.admission import place as places
+from gateway.admission import process as admission_process
+from scheduler.contracts import clock, quota, slurm, usage
+from scheduler.runtime import admin, client, directory, guard, quota_routes
+from scheduler.runtime import settings as scheduler_settings
+from scheduler.runtime.registry import database, keys, store
+
+Told = Callable[[Mapping[str, str]], None]
+GATEWAY_FILE = "gateway.json"
+PLACE = "FOREBAY_ADMISSION"  # environment: how a gateway's processes find each other, see `placed`
+
+
+def placed(gateway: str, socket_file: Path, workers: int) -> str:
+    """Return what `PLACE` holds for the processes of one gateway."""
+    return json.dumps({"gateway": gateway, "socket": str(socket_file), "workers": workers})
+
+
+def name_of(table: gateway_settings.GatewaySettings) -> str:
+    """Return this host's gateway as other hosts know it: the same after a restart on the same port."""
+    return f"{socket.gethostname()}-{table.http_port or os.getpid()}"
+
+
+async def whole(here: installation.Installation, told: Told) -> None:
+    """Run a gateway of one process until SIGTERM."""
+    table = here.config.table(gateway_settings.GatewaySettings)
+    parts = _Parts(here, table)
+    where: places.Place | None = None
+    if table.admission_listen:
+        where = places.Place(
+            name_of(table),
+            guard.token(here.state),
+            owns=True,
+            listen=table.admission_listen,
+            advertise=table.admission_advertise,
+            told=parts.tell_admission,
+        )
+
+    def ready(addresses: server.Addresses) -> None:
+        news = spoken(addresses)
+        publish(here.state / GATEWAY_FILE, news)
+        told(news)
+
+    async with parts.open(name_of(table)) as opened, opened.keeping() as book:
+        deps = opened.dependencies(book, where)
+        await server.serve(deps, routers=opened.routers(), ready=ready)
+
+
+async def worker(here: installation.Installation, told: Told) -> None:
+    """Run one of several workers until SIGTERM; another process admits."""
+    table = here.config.table(gateway_settings.GatewaySettings)
+    parts = _Parts(here, table)
+    where = _place(here, table, owns=False, told=parts.tell_admission)
+    async with parts.open(f"{where.gateway}-{os.getpid()}") as opened:
+        deps = opened.dependencies(quota.Unlimited(), where)
+        await server.serve(
+            deps, routers=opened.routers(), ready=lambda addresses: told(spoken(addresses))
+        )
+
+
+async def admission(here: installation.Installation, told: Told) -> None:
+    """Own the queues of a gateway with several workers until SIGTERM."""
+    table = here.config.table(gateway_settings.GatewaySettings)
+    parts = _Parts(here, table)
+    where = _place(here, table, owns=True, told=parts.tell_admission)
+    async with parts.open(where.gateway) as opened, opened.keeping() as book:
+        deps = opened.dependencies(book, where)
+        await admission_process.serve(deps, ready=lambda: told({"admission": where.socket}))
+
+
+def spoken(addresses: server.Addresses) -> dict[str, str]:
+    """Return a gateway's addresses as they are told and kept in a file."""
+    return {"http": f"http://{addresses.http}", "grpc": addresses.grpc}
+
+
+def publish(path: Path, news: Mapping[str, str]) -> None:
+    """Leave a gateway's addresses for the other parts of the installation."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_text(json.dumps(dict(news)))
+    fresh.replace(path)
+
+
+def gateway_address(state: Path) -> dict[str, str]:
+    """Return what the gateway on this state folder said of its addresses.
+
+    Raises:
+        OSError: it never ran.
+    """
+    found: dict[str, str] = json.loads((state / GATEWAY_FILE).read_text())
+    return found
+
+
+def _place(
+    here: installation.Installation,
+    table: gateway_settings.GatewaySettings,
+    *,
+    owns: bool,
+    told: Callable[[str], None],
+) -> places.Place:
+    said: dict[str, Any] = json.loads(os.environ[PLACE])
+    return places.Place(
+        said["gateway"],
+        guard.token(here.state),
+        owns=owns,
+        socket=said["socket"],
+        listen=table.admission_listen,
+        advertise=table.admission_advertise,
+        workers=said["workers"],
+        told=told,
+    )
+
+
+class _Parts:
+    """What a gateway's process opens, and closes in the end."""
+
+    def __init__(
+        self, here: installation.Installation, table: gateway_settings.GatewaySettings
+    ) -> None:
+        self._here = here
+        self._table = table
+        self._time = clock.SystemClock()
+        self._registry: store.Registry
+        self._port: slurm.SlurmPort
+        self._sink: usage.UsageSink
+        self._fleet: client.FleetClient
+        self._jobs: batch_store.Store
+
+    def tell_admission(self, address: str) -> None:
+        """Let the broker tell other hosts where this one admits."""
+        self._fleet.admission = address
+
+    @contextlib.asynccontextmanager
+    async def open(self, name: str) -> AsyncIterator["_Parts"]:
+        """Open registry, Slurm, spool and the link to the broker, known there as ``name``."""
+        here, time = self._here, self._time
+        self._registry = await asyncio.to_thread(here.open_registry)
+        self._port = await asyncio.to_thread(here.connect_slurm)
+        sink = sinks.open_spool(f"gateway-{os.getpid()}")
+        self._sink = sink
+        self._fleet = client.FleetClient(here.state, name, time)
+        self._jobs = batch_store.Store(database.Database(here.registry_url()))
+        await asyncio.to_thread(self._jobs.migrate)
+        self._fleet.start()
+        try:
+            yield self
+        finally:
+            await self._fleet.close()
+            await asyncio.to_thread(sink.close)
+            self._jobs.close()
+            self._registry.close()
+
+    @contextlib.asynccontextmanager
+    async def keeping(self) -> AsyncIterator[quota.Quotas]:
+        """Keep the book of quotas: the work of whoever owns the queues."""
+        keeper = quotas.keeper(self._here, self._registry, self._time)
+        await keeper.start()
+        try:
+            yield keeper.book
+        finally:
+            await keeper.close()
+
+    def dependencies(
+        self, book: quota.Quotas, where: places.Place | None
+    ) -> dependencies.Dependencies:
+        """Return the gateway's ports."""
+        people = directory.AssociationDirectory(
+            self._port, self._here.config.table(scheduler_settings.Settings), self._time
+        )
+        known = keys.RegistryKeys(self._registry.keys, self._time)
+        return dependencies.Dependencies(
+            settings=self._table,
+            authenticator=auth.Credentials(known, people, self._time, self._table),
+            fleet=self._fleet,
+            sink=self._sink,
+            clock=self._time,
+            cluster=self._port.cluster,
+            tracer=telemetry.tracer("forebay-gateway"),
+            quotas=book,
+            place=where,
+        )
+
+    def routers(self) -> tuple[fastapi.APIRouter, ...]:
+        """Return the routes of batch, accounting, administration and quotas."""
+        here, registry, time = self._here, self._registry, self._time
+        books = here.config.table(accounting_settings.Accounting)
+        return (
+            batch_routes.router(
+                self._jobs,
+                state_dir=here.state,
+                options=here.config.table(batch_settings.BatchJobsSettings),
+                clock=time,
+            ),
+            accounting_routes.router(here.state, table=books, port=self._port),
+            billing_routes.router(here.state, table=books, time=time),
+            admin.router(registry, self._fleet, time),
+            quota_routes.router(quotas.routes(here, registry, self._port.associations, time)),
+        )
