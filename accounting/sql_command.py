@@ -46,11 +46,11 @@ def run(
     """
     out, err = streams
     if bool(asked.query) == (asked.export is not None):
-        raise CommandError("sql: give a query, or --export DIR")
+        raise CommandError("give a query, or --export DIR")
     if asked.json and asked.csv:
-        raise CommandError("sql: --json and --csv exclude each other: give one")
+        raise CommandError("--json and --csv exclude each other: give one")
     if not state_dir.is_dir():
-        raise CommandError(f"sql: {state_dir}: no such folder: set [forebay] state_dir")
+        raise CommandError(f"{state_dir}: no such folder: set [forebay] state_dir")
     window = _window(asked, now, tz)
     try:
         with public.opened(state_dir, table, window) as tables:
@@ -63,11 +63,11 @@ def run(
                 print(f"forebay sql: warning: {problem}", file=err)
             return int(bool(tables.problems))
     except duckdb.Error as error:
-        raise CommandError(f"sql: {str(error).splitlines()[0]}") from error
+        raise CommandError(f"{str(error).splitlines()[0]}") from error
     except (manifest.ManifestDamaged, postings.PostingsDamaged) as error:
-        raise CommandError(f"sql: {error}") from error
+        raise CommandError(f"{error}") from error
     except OSError as error:
-        raise CommandError(f"sql: {error.filename}: {error.strerror}") from error
+        raise CommandError(f"{error.filename}: {error.strerror}") from error
 
 
 def _window(
@@ -81,9 +81,9 @@ def _window(
         if asked.endtime:
             end = windows.to_us(times.point(asked.endtime, now=now, tz=tz, past=True))
     except times.TimeError as error:
-        raise CommandError(f"sql: {error}") from error
+        raise CommandError(f"{error}") from error
     if not 0 <= start < end:
-        raise CommandError("sql: the end time is not after the start time: give -S and -E in order")
+        raise CommandError("the end time is not after the start time: give -S and -E in order")
     return windows.Window(start, end)
 
 
