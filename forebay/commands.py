@@ -9,12 +9,13 @@ from typing import Any, TextIO
 
 from accounting import facct as facct_command
 from accounting import freport as freport_command
+from accounting import settings as accounting_settings
 from accounting import windows
 from batch_jobs import commands as batch_commands
 from forebay import api
 from forebay import config as configs
 from forebay import settings as forebay_settings
-from scheduler.contracts import command_line, ports, slurm
+from scheduler.contracts import clock, command_line, ports, slurm
 from scheduler.runtime import commands as admin_commands
 from scheduler.runtime import config
 from scheduler.runtime import finfo as fleet_commands
@@ -63,7 +64,12 @@ def finfo() -> int:
 def fctl() -> int:
     """Administer Forebay."""
     return admin_commands.fctl(
-        sys.argv[1:], api=_Late(), out=sys.stdout, err=sys.stderr, doctor=examine
+        sys.argv[1:],
+        api=_Late(),
+        out=sys.stdout,
+        err=sys.stderr,
+        doctor=examine,
+        rebuild=rebuild,
     )
 
 
@@ -87,6 +93,34 @@ def examine(out: TextIO) -> int:
         choice.port, serve=table.serve_partitions, backfill=table.backfill_partitions
     )
     return doctor.report(findings, out)
+
+
+def rebuild(out: TextIO) -> int:
+    """Make the rollups again from the Parquet files of this host (`fctl rebuild`)."""
+    from accounting import books, manifest, rolling
+
+    try:
+        loaded = configs.load(configs.find(""))
+    except config.ConfigError as error:
+        raise command_line.CommandError("; ".join(error.faults)) from error
+    table = loaded.table(accounting_settings.Accounting)
+    state = loaded.table(forebay_settings.ForebaySettings).state_dir.absolute()
+    if not (state / "parquet").is_dir():
+        raise command_line.CommandError(
+            f"{state}/parquet is not there: run fctl rebuild on the accounting host"
+        )
+    try:
+        done = rolling.rebuild(
+            books.Books(state, memory_mb=table.memory_mb),
+            clock.SystemClock(),
+            minutes_kept_s=table.minutes_kept_h * 3600,
+        )
+    except (manifest.ManifestDamaged, OSError) as error:
+        raise command_line.CommandError(str(error)) from error
+    for problem in done.problems:
+        print(problem, file=out)
+    print(f"{done.days} days summed anew", file=out)
+    return int(bool(done.problems))
 
 
 def _batch() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from scheduler.contracts import command_line, ports, requests, times
 from scheduler.runtime import listing, quota_commands
 
 KINDS = ("models", "replicas", "leases", "nodes", "queue", "plan", "events")
-Doctor = Callable[[TextIO], int]
+Doctor = Callable[[TextIO], int]  # what is done on this host, without a gateway
 _EXAMPLES = """examples:
   fctl show leases              what Forebay holds in Slurm
   fctl explain chat             why the model's replicas are as they are
@@ -23,6 +23,7 @@ _EXAMPLES = """examples:
   fctl resume chat              end a model's quarantine
   fctl rate add output=1.50 from=2026-12-01 reason='list of December'
   fctl doctor                   what in this Slurm would slow reclaiming
+  fctl rebuild                  make accounting.duckdb again from the Parquet files
 """
 
 
@@ -33,6 +34,7 @@ def fctl(
     out: TextIO,
     err: TextIO,
     doctor: Doctor | None = None,
+    rebuild: Doctor | None = None,
     stdin: TextIO | None = None,
 ) -> int:
     """Show and change what the broker does; return the exit code."""
@@ -43,6 +45,10 @@ def fctl(
             if doctor is None:
                 raise command_line.CommandError("doctor: run it on a host that reaches Slurm")
             return doctor(out)
+        if args.command == "rebuild":
+            if rebuild is None:
+                raise command_line.CommandError("rebuild: run it on the accounting host")
+            return rebuild(out)
         return int(args.act(args, api, out, stdin) or 0)
 
     return command_line.run("fctl", body, err=err)
@@ -81,6 +87,7 @@ def _parser() -> command_line.Parser:
     drain.add_argument("replicas", help="one id, or several with commas")
     drain.add_argument("-y", "--yes", action="store_true", help="do not ask")
     add("doctor", "check the site's Slurm configuration", _explain)
+    add("rebuild", "make the rollups again from Parquet, on the accounting host", _explain)
     _add_key(commands)
     billing_commands.add(commands)
     quota_commands.add(commands)
