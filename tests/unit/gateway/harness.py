@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway import dependencies, server, settings
-from scheduler.contracts import clock, fleet, frames, ids, ports, requests, usage
+from scheduler.contracts import clock, fleet, frames, ids, ports, quota, requests, usage
 
 SECRET = "s3cret"
 ANN = requests.Caller("physics", "ann", "key-ann", tuple(requests.Tier))
@@ -267,6 +267,7 @@ async def gateway(
     *,
     routers: Any = (),
     authenticator: ports.Authenticator | None = None,
+    quotas: quota.Quotas | None = None,
     **options: Any,
 ) -> AsyncIterator[Served]:
     """Serve a gateway on free ports of loopback until the block ends."""
@@ -281,6 +282,7 @@ async def gateway(
         sink=sink,
         clock=clock.SystemClock(),
         cluster="c1",
+        quotas=quotas or quota.Unlimited(),
     )
     found: asyncio.Future[server.Addresses] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(
