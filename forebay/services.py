@@ -8,7 +8,8 @@ import signal
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from accounting import compact, gpu_minutes, stepcost
+from accounting import books as recorded
+from accounting import compact, gpu_minutes, rolling, stepcost
 from accounting import settings as accounting_settings
 from accounting import ship as shipping
 from batch_jobs import daemon
@@ -40,7 +41,16 @@ async def broker(here: installation.Installation, told: Told) -> None:
         _complain(done.problems)
 
     async def merge_days(_period_us: int) -> None:
-        done = await asyncio.to_thread(compact.compact, here.state, time)
+        done = await asyncio.to_thread(
+            compact.compact, here.state, time, open_at_most_s=books.open_at_most_s
+        )
+        _complain(done.problems)
+
+    records = recorded.Books(here.state, memory_mb=books.memory_mb)
+
+    async def roll_up(_period_us: int) -> None:
+        kept_s = books.minutes_kept_h * 3600
+        done = await asyncio.to_thread(rolling.roll, records, time, minutes_kept_s=kept_s)
         _complain(done.problems)
 
     async def gpu_hours(_period_us: int) -> None:
@@ -60,6 +70,7 @@ async def broker(here: installation.Installation, told: Told) -> None:
     )
     periodic = (
         loop.Periodic("ship usage", books.ship_every_s, ship),
+        loop.Periodic("roll usage up", books.roll_every_s, roll_up),
         loop.Periodic("merge past days", _COMPACT_S, merge_days),
         loop.Periodic("GPU minutes", books.gpu_minutes_every_s, gpu_hours),
         quotas.check(here, registry, time),
