@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import typing
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -56,8 +57,7 @@ class Link(asyncio.Protocol, Generic[Word]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what asyncio gives to streams
-        self._transport = transport
+        self._transport = typing.cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
