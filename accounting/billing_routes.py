@@ -1,7 +1,8 @@
 """/admin/rates, /admin/adjustments and /admin/closings: what admins decide about money.
 
-Everybody with a credential may read the rates and which months are closed; only an admin may add. There is
-no change and no delete: what was wrong is put right by another posting.
+Everybody with a credential may read the rates; everything else is an admin's. There is no change and no
+delete: what was wrong is put right by another posting. /admin/usage-metrics has the ledger's counters for
+Prometheus; let it scrape one gateway, since all say the same.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import fastapi
 import pydantic
 
-from accounting import billing, money, rates, routes, settings
+from accounting import billing, exporter, money, rates, routes, settings
 from scheduler.contracts import clock, errors, requests, times
 
 
@@ -113,6 +114,16 @@ def router(state_dir: Path, *, table: settings.Accounting, time: clock.Clock) ->
             return dataclasses.asdict(made)
 
         return await routes.answered(body, 201)
+
+    counters = exporter.UsageCounters(state_dir, table, time)
+
+    @paths.get("/usage-metrics")
+    async def _metrics(request: fastapi.Request) -> fastapi.Response:
+        def body() -> dict[str, Any]:
+            _admin(request)
+            return {"text": counters.text()}
+
+        return await routes.answered(body, text_type=exporter.PATH_TYPE)
 
     return paths
 

@@ -30,10 +30,10 @@ from fastapi import concurrency, responses
 from accounting import (
     billing,
     books,
-    gpu_time,
     manifest,
     postings,
     quantities,
+    reconcile,
     reports,
     settings,
     summaries,
@@ -191,7 +191,7 @@ class _Usage:
         with self._books.reading() as reading:  # whole lives: Slurm's figure is of the whole job
             leases = reports.lease_times(reading, scope, reports.Filter(jobs=tuple(names)))
             problems = (*problems, *reading.problems)
-        compared = gpu_time.reconcile(self._slurm, leases if names else [])
+        compared = reconcile.reconcile(self._slurm, leases if names else [])
         rows = [dataclasses.asdict(each) for each in compared]
         return {
             "window": _window(asked),
@@ -290,10 +290,18 @@ async def _run(asked: _Asked | errors.ForebayError, work: _Work) -> fastapi.Resp
     return await answered(body)
 
 
-async def answered(work: Callable[[], dict[str, Any]], status: int = 200) -> fastapi.Response:
-    """Run ``work`` in a thread and answer with what it returns, or with its error in one line."""
+async def answered(
+    work: Callable[[], dict[str, Any]], status: int = 200, *, text_type: str = ""
+) -> fastapi.Response:
+    """Run ``work`` in a thread and answer with what it returns, or with its error in one line.
+
+    With ``text_type`` the answer is the returned ``text``, of that type.
+    """
     try:
-        return responses.JSONResponse(await concurrency.run_in_threadpool(work), status)
+        found = await concurrency.run_in_threadpool(work)
+        if text_type:
+            return responses.Response(found["text"], status, media_type=text_type)
+        return responses.JSONResponse(found, status)
     except errors.ForebayError as error:
         return responses.JSONResponse(error.openai(), status_code=error.status)
     except (manifest.ManifestDamaged, postings.PostingsDamaged) as error:
