@@ -10,6 +10,7 @@ from gateway import replica
 from scheduler.contracts import errors, frames, quota, resume
 
 _CREATED = re.compile(rb'"created"\s*:\s*(\d+)')
+_MISSES = 8  # tries at replicas that were gone before; the view forgets such within a second
 _ENDED = re.compile(rb'"finish_reason"\s*:\s*"')
 
 
@@ -142,15 +143,21 @@ class Losses:
         self._limit = limit
         self._batch = batch
         self._count = 0
+        self._missed = 0
         self.next = Next.FAIL
         self._why = ""
 
     def after(self, lost: replica.Lost, emitted: Emitted, *, begun: bool) -> Next:
         """Count a loss; returns what follows, and keeps it in `next`."""
-        planned = lost.kind is errors.Draining
-        self._count += not planned
+        worked = lost.computed or lost.kind is errors.EngineFailed
+        counts = worked and lost.kind is not errors.Draining
+        self._count += counts
+        self._missed += not worked
         why_not = emitted.why_not
-        if not planned and self._count >= self._limit:
+        if self._missed >= _MISSES:
+            self.next = Next.FAIL
+            self._why = f"no replica can be reached, {self._missed} were tried: {lost.reason}"
+        elif counts and self._count >= self._limit:
             self.next = Next.FAIL
             self._why = (
                 f"the replica was lost, number {self._count} that worked on this request: it is set "

@@ -204,6 +204,7 @@ class RequestPath:
                 begun=begun,
                 resumed=resumed,
             )
+            renewed: str | None = None
             try:
                 return await self._dispatcher.run(job, grant)
             except replica.Full:
@@ -218,12 +219,13 @@ class RequestPath:
                     raise losses.error() from lost
                 if losses.next is emitted.Next.RESUME:
                     begun, resumed = sent.resume(begun=trip.outlet.begun), True
+                    renewed = grant.version if lost.computed else None
                     self._metrics.served(request.model, request.tier.value).resumed.inc()
                 else:
                     begun, resumed = trip.begun, False
                     sent.clear(trip.begun)
                     trip.outlet.restart()
-            self._room.again(waiter, grant.version if resumed else None)
+            self._room.again(waiter, renewed)
         raise errors.Internal("unreachable: attempts are counted without end")
 
     async def _turn(

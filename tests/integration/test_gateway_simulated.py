@@ -195,19 +195,14 @@ async def test_leaving_frees_the_seat_and_leaves_one_row_g2(tmp_path: Path) -> N
 
 
 async def test_killed_replica_mid_stream_g1(tmp_path: Path) -> None:
-    """The stream ends in an error, the next request is answered elsewhere, nothing counts twice."""
+    """What can't be resumed ends in an error, the next request is answered, nothing counts twice."""
     async with system(tmp_path, "r1", "r2", args=SLOW) as (served, replicas):
         async with session(served) as http:
-            body = harness.chat_body(stream=True, max_tokens=1500, ignore_eos=True)
-            lines: list[str] = []
-            async with http.stream("POST", CHAT, json=body) as response:
-                async for line in response.aiter_lines():
-                    lines.append(line)
-                    if len(lines) == 6:
-                        victim = served.sink.rows[0].flat()["replica_id"]  # type: ignore[union-attr]  # OPEN
-                        next(r for r in replicas if r.replica.replica_id == victim).process.kill()
+            body = harness.chat_body(stream=True, max_tokens=1500, ignore_eos=True, seed=3)
+            lines = await _killed(served, replicas, http, body)
             last = json.loads([line for line in lines if line][-1].removeprefix("data: "))
             assert last["error"]["code"] == "replica_lost"
+            assert "seeded" in last["error"]["message"]
             assert "data: [DONE]" not in lines
             assert '"finish_reason": "' not in "".join(lines)
             after = await http.post(CHAT, json=harness.chat_body(max_tokens=3))
@@ -220,6 +215,48 @@ async def test_killed_replica_mid_stream_g1(tmp_path: Path) -> None:
         lost = [row for row in rows if row["outcome"] == "replica_lost"]
         assert {row["payer"] for row in lost} == {"platform"}
         assert max(row["output_tokens"] for row in lost) > 0
+
+
+async def test_killed_replica_is_replaced_and_the_client_notices_nothing(tmp_path: Path) -> None:
+    """The whole text is the undisturbed one, and what the attempts cost adds up to it."""
+    async with system(tmp_path, "r1", "r2", args=SLOW) as (served, replicas):
+        async with session(served) as http:
+            body = harness.chat_body(
+                stream=True, max_tokens=150, ignore_eos=True, stream_options={"include_usage": True}
+            )
+            lines = await _killed(served, replicas, http, body)
+            whole = await http.post(CHAT, json=harness.chat_body(max_tokens=150, ignore_eos=True))
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        text = "".join(c["delta"].get("content", "") for e in chunks for c in e["choices"])
+        assert text == whole.json()["choices"][0]["message"]["content"]
+        assert lines[-2:] == ["data: [DONE]", ""]
+        assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
+        assert [c["usage"]["completion_tokens"] for c in chunks if c.get("usage")] == [150]
+        await served.idle()
+        rows = [r for r in merged(served, replicas).values() if r["output_tokens"] != 150]
+        assert {row["outcome"] for row in rows} == {"replica_lost", "ok"}
+        assert {row["payer"] for row in rows if row["output_tokens"]} == {"team"}
+        assert sum(row["output_tokens"] for row in rows) == 150
+        prompt = sum(row["uncached_prompt_tokens"] + row["cached_prompt_tokens"] for row in rows)
+        assert prompt == whole.json()["usage"]["prompt_tokens"]
+        assert sum(row["waste_tokens"] for row in rows) >= prompt
+
+
+async def _killed(
+    served: harness.Served,
+    replicas: list[simulated_replica.Running],
+    http: httpx.AsyncClient,
+    body: dict[str, Any],
+) -> list[str]:
+    """Return a stream's lines; its replica is killed when a few have come."""
+    lines: list[str] = []
+    async with http.stream("POST", CHAT, json=body) as response:
+        async for line in response.aiter_lines():
+            lines.append(line)
+            if len(lines) == 6:
+                victim = served.sink.rows[0].flat()["replica_id"]  # type: ignore[union-attr]  # OPEN
+                next(r for r in replicas if r.replica.replica_id == victim).process.kill()
+    return lines
 
 
 async def test_spike_takes_the_seats_of_batch(tmp_path: Path) -> None:

@@ -88,6 +88,15 @@ def test_replicas_that_leave_as_planned_are_no_loss() -> None:
     assert losses.after(LOST, sent(*BEGUN), begun=True) is emitted.Next.RESUME
 
 
+def test_a_replica_that_was_gone_before_is_no_fault_of_the_request() -> None:
+    losses = emitted.Losses(2, batch=False)
+    missed = replica.Lost("not reachable", computed=False)
+    for _ in range(7):
+        assert losses.after(missed, sent(), begun=False) is emitted.Next.RESTART
+    assert losses.after(missed, sent(), begun=False) is emitted.Next.FAIL
+    assert "can be reached" in losses.error().message
+
+
 @pytest.mark.parametrize(
     ("items", "begun", "batch", "want"),
     [
