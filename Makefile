@@ -45,6 +45,10 @@ check: setup ## what CI checks besides the tests
 	luacheck --config slurm_plugins/hooks/.luacheckrc slurm_plugins/hooks
 	$(MAKE) --no-print-directory proto-current
 
+.PHONY: prove-gpu-hour
+prove-gpu-hour: setup ## a real hour on a real Slurm cluster: GPU minutes add up and sacct -D agrees (MINUTES=60; as root)
+	$(PY) -m tests.bench.gpu_hour --minutes $(or $(MINUTES),60)
+
 .PHONY: bench-gateway
 bench-gateway: setup ## CPU, latency and memory a request and a token, beside vllm-router, smg and LiteLLM (QUICK=1, REPORT=1)
 	@.ci/bench-env

@@ -12,6 +12,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from accounting import books, gpu_lines, gpu_minutes, stepcost
 
@@ -139,6 +140,14 @@ def gaps(hours: Iterable[int], first_us: int, last_us: int) -> list[tuple[int, i
         at = max(at, hour_us + _HOUR)
     if at < last_us:
         found.append((at, last_us))
+    return found
+
+
+def lines(folder: Path, hours: Iterable[gpu_minutes.Hour]) -> list[dict[str, Any]]:
+    """Return the lines of some hours of the table as they are."""
+    found: list[dict[str, Any]] = []
+    for hour in hours:
+        found += pq.read_table(folder / hour.file).to_pylist()
     return found
 
 

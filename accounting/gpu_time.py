@@ -1,25 +1,12 @@
-"""GPU-seconds by lease, from the agents' own clocks, and beside them what Slurm's accounting says.
+"""GPU-seconds by lease, from the agents' own clocks, over all runs of a requeued job.
 
-Forebay's figure never comes from Slurm: only so does the comparison mean anything. All runs of a requeued
-job count, on both sides (`sacct -D`).
+Forebay's figure never comes from Slurm: only so does the comparison mean anything (`accounting.reconcile`).
 """
 
 import dataclasses
 from collections.abc import Iterable
 
-from scheduler.contracts import ids, slurm, usage
-
-SHARE_ALLOWED = 50  # one part in 50: 2 %
-# Ends of a job from outside: sacct's End is the moment of the order, not of the last process.
-_TOLD_TO_END = frozenset(
-    {
-        slurm.JobState.CANCELLED,
-        slurm.JobState.PREEMPTED,
-        slurm.JobState.TIMEOUT,
-        slurm.JobState.DEADLINE,
-    }
-)
-_SECOND_US = 1_000_000
+from scheduler.contracts import usage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,30 +32,6 @@ class LeaseTime:
     first_us: int
     last_us: int
     backwards: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Compared:
-    """One lease in both books.
-
-    Attributes:
-        sacct_us: GPU-µs by `sacct -D`, None where it can't say.
-        allowed_us: how far apart they may be: 2 % or one second for each GPU, the larger.
-        late_us: GPU-µs of `forebay_us` after Slurm had stopped its count. It does so when it tells a
-            job to end; the GPUs are held until the job has left. Added to Slurm's figure to compare.
-        agrees: None where there is nothing to compare, or the job still runs.
-        note: why not, or "".
-    """
-
-    lease_id: str
-    slurm_job_id: str
-    gpus: int
-    forebay_us: int
-    sacct_us: int | None = None
-    allowed_us: int = 0
-    late_us: int = 0
-    agrees: bool | None = None
-    note: str = ""
 
 
 def tiled(rows: Iterable[usage.GpuRow]) -> list[usage.GpuRow]:
@@ -117,64 +80,4 @@ def _total(rows: list[usage.GpuRow]) -> LeaseTime:
         first_us=min(row.start_us for row in rows),
         last_us=max(row.end_us for row in rows),
         backwards=sum(row.end_us < row.start_us for row in rows),
-    )
-
-
-def reconcile(port: slurm.SlurmPort, leases: Iterable[LeaseTime]) -> list[Compared]:
-    """Put Slurm's figure beside ours, lease by lease. Blocks: one call to Slurm for each lease.
-
-    Slurm without accounting, or one that does not answer, leaves a lease unreconciled and is no error;
-    after the first such answer the others are not asked.
-    """
-    answers: list[Compared] = []
-    off = ""
-    for lease in leases:
-        ours = Compared(lease.lease_id, lease.slurm_job_id, lease.gpus, lease.gpu_us)
-        if off:
-            answers.append(dataclasses.replace(ours, note=off))
-            continue
-        try:
-            runs = port.accounting(ids.SlurmJobId(lease.slurm_job_id))
-        except slurm.SlurmError as error:
-            note = f"unreconciled: {' '.join(str(error).split())}"
-            if isinstance(error, slurm.AccountingOff | slurm.SlurmUnavailable):
-                off = note
-            answers.append(dataclasses.replace(ours, note=note))
-        else:
-            answers.append(compare(ours, runs, lease.last_us))
-    return answers
-
-
-def compare(ours: Compared, runs: Iterable[slurm.JobRun], last_us: int) -> Compared:
-    """Return the comparison of one lease with the runs that Slurm recorded for its job.
-
-    Args:
-        ours: our side.
-        runs: Slurm's.
-        last_us: until when our side counts, UTC µs.
-    """
-    known = list(runs)
-    total, silent = 0, 0
-    for run in known:
-        if run.gpus is None:
-            silent += 1
-        else:
-            total += run.gpus * run.elapsed_s * _SECOND_US
-    if not known or silent:
-        why = "Slurm has no record of the job" if not known else "AllocTRES has no GPUs"
-        return dataclasses.replace(ours, note=f"unreconciled: {why}")
-    allowed = max(total // SHARE_ALLOWED, ours.gpus * _SECOND_US)
-    running = any(run.ended_us == 0 for run in known)
-    last = max(known, key=lambda run: run.ended_us)
-    late = 0
-    if not running and last.state in _TOLD_TO_END:
-        late = ours.gpus * max(0, last_us - last.ended_us)
-    note = f"held {late / ours.gpus / _SECOND_US:.1f} s after Slurm ended it" if late else ""
-    return dataclasses.replace(
-        ours,
-        sacct_us=total,
-        allowed_us=allowed,
-        late_us=late,
-        agrees=None if running else abs(total + late - ours.forebay_us) <= allowed,
-        note="still running" if running else note,
     )

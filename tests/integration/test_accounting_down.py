@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from accounting import gpu_time
+from accounting import gpu_time, reconcile
 from scheduler.contracts import slurm
 from slurm_plugins import cli, devcluster, rest, tokens
 from slurm_plugins.devcluster import processes
@@ -58,7 +58,7 @@ def test_states_go_on_and_gpu_seconds_are_unreconciled_l7(port: slurm.SlurmPort)
     with pytest.raises((slurm.SlurmUnavailable, slurm.AccountingOff)):
         port.accounting(job_id)
     leases = gpu_time.by_lease([samples.gpu(lease_id=f"l-{n}") for n in range(2)])
-    books = gpu_time.reconcile(port, leases)
+    books = reconcile.reconcile(port, leases)
     assert [(row.agrees, row.sacct_us) for row in books] == [(None, None)] * 2
     assert all(row.note.startswith("unreconciled: ") for row in books)
     port.cancel(job_id)
