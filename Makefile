@@ -32,6 +32,9 @@ test: setup ## every test, on the real services
 test-unit: ## the unit tests alone
 	$(PY) -m pytest tests/unit tests/properties -q
 
+test-long: setup ## the tests that take minutes each, beside those of `make test`
+	$(PY) -m pytest tests -m long --durations=15
+
 test-pyslurm: setup ## the Slurm contract suite on pyslurm, inside a Slurm 26.05 root
 	.ci/forky
 	.ci/pyslurm
@@ -47,7 +50,7 @@ check: setup ## what CI checks besides the tests
 
 .PHONY: prove-gpu-hour
 prove-gpu-hour: setup ## a real hour on a real Slurm cluster: GPU minutes add up and sacct -D agrees (MINUTES=60; as root)
-	$(PY) -m tests.bench.gpu_hour --minutes $(or $(MINUTES),60)
+	@.venv/bin/python -m tests.bench.gpu_hour --minutes $(or $(MINUTES),60)
 
 .PHONY: bench-gateway
 bench-gateway: setup ## CPU, latency and memory a request and a token, beside vllm-router, smg and LiteLLM (QUICK=1, REPORT=1)
