@@ -223,7 +223,8 @@ def fqueue(  # noqa: PLR0913 - a command's surroundings, and time
     return command_line.run("fqueue", lambda: _fqueue(argv, around), err=err)
 
 
-def _fqueue(argv: Sequence[str], around: Surroundings) -> int:
+def fqueue_parser() -> command_line.Parser:
+    """Return fqueue's parser."""
     parser = command_line.Parser(
         "fqueue",
         add_help=False,  # squeue's -h is another thing
@@ -244,7 +245,11 @@ def _fqueue(argv: Sequence[str], around: Surroundings) -> int:
         "-i", "--iterate", type=_seconds, default=0, metavar="SECS", help="again and again"
     )
     parser.add_argument("--json", action="store_true", help="stable JSON")
-    known = parser.parse_args(list(argv))
+    return parser
+
+
+def _fqueue(argv: Sequence[str], around: Surroundings) -> int:
+    known = fqueue_parser().parse_args(list(argv))
     text = known.format or around.env.get("FQUEUE_FORMAT", "") or listing.DEFAULT
     zone = options.zone(around.env)
     form = listing.Format(text, zone)
@@ -315,7 +320,8 @@ def fcancel(
     return command_line.run("fcancel", lambda: _fcancel(argv, around), err=err)
 
 
-def _fcancel(argv: Sequence[str], around: Surroundings) -> int:
+def fcancel_parser() -> command_line.Parser:
+    """Return fcancel's parser."""
     parser = command_line.Parser(
         "fcancel",
         description="Cancel batch jobs: answers stay, lines without one end as batch_cancelled.",
@@ -328,7 +334,11 @@ def _fcancel(argv: Sequence[str], around: Surroundings) -> int:
     parser.add_argument(
         "-Q", "--quiet", action="store_true", help="no word on jobs that have ended"
     )
-    known = parser.parse_intermixed_args(list(argv))
+    return parser
+
+
+def _fcancel(argv: Sequence[str], around: Surroundings) -> int:
+    known = fcancel_parser().parse_intermixed_args(list(argv))
     filters = known.me or known.user or known.account or known.name or known.states
     if not known.jobs and not filters:
         raise command_line.CommandError("which jobs? Give ids, or one of --me -u -A -n -t")

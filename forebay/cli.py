@@ -32,21 +32,26 @@ def main(argv: list[str] | None = None) -> int:
         from slurm_plugins.devcluster import commands
 
         return commands.main(words[1:], out=sys.stdout, err=sys.stderr)
+    if words[:1] == ["completion"]:
+        from forebay import completion
+
+        return completion.main(words[1:])
     if words[:1] == ["sql"]:
         from forebay import sql
 
         return sql.main(words[1:])
-    return command_line.run("forebay", lambda: _run(_parser().parse_args(words)))
+    return command_line.run("forebay", lambda: _run(parser().parse_args(words)))
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.Parser(
+def parser() -> command_line.Parser:
+    """Return forebay's parser."""
+    made = command_line.Parser(
         "forebay",
         description="Warm LLM replicas on Slurm, batch in every gap, a bill per team.",
         epilog="examples:\n  forebay up --config forebay.toml\n  forebay config check\n"
         "  forebay devcluster up --nodes 4\n",
     )
-    kinds = parser.add_subparsers(dest="what", required=True, metavar="COMMAND")
+    kinds = made.add_subparsers(dest="what", required=True, metavar="COMMAND")
     up = kinds.add_parser("up", help="run broker, gateway and batch runner here until Ctrl-C")
     up.add_argument("--config", default="", metavar="FILE", help="forebay.toml")
     up.add_argument(
@@ -57,6 +62,7 @@ def _parser() -> command_line.Parser:
     checked.add_argument("act", choices=("check", "show", "example"))
     checked.add_argument("--config", default="", metavar="FILE", help="forebay.toml")
     kinds.add_parser("devcluster", help="a real Slurm cluster in a folder: up, down, status")
+    kinds.add_parser("completion", help="print the commands' completion for bash or zsh")
     kinds.add_parser("sql", help="query the recorded tables, or export them as Parquet")
     for name in (*_SERVICES, *_INNER):
         if name in _INNER:
@@ -69,7 +75,7 @@ def _parser() -> command_line.Parser:
     for name in _IN_LEASES:
         inside = kinds.add_parser(name, help=f"run a lease's {name} (Forebay starts it itself)")
         inside.add_argument("--spec", type=Path, required=True, metavar="FILE")
-    return parser
+    return made
 
 
 def _run(asked: argparse.Namespace) -> int:

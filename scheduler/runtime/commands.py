@@ -40,7 +40,7 @@ def fctl(
     """Show and change what the broker does; return the exit code."""
 
     def body() -> int:
-        args = _parser().parse_args(list(argv))
+        args = parser().parse_args(list(argv))
         if args.command == "doctor":
             if doctor is None:
                 raise command_line.CommandError("doctor: run it on a host that reaches Slurm")
@@ -54,9 +54,10 @@ def fctl(
     return command_line.run("fctl", body, err=err)
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.Parser(prog="fctl", description="Control Forebay.", epilog=_EXAMPLES)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+def parser() -> command_line.Parser:
+    """Return fctl's parser."""
+    made = command_line.Parser(prog="fctl", description="Control Forebay.", epilog=_EXAMPLES)
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str, act: Callable[..., Any]) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
@@ -91,7 +92,7 @@ def _parser() -> command_line.Parser:
     _add_key(commands)
     billing_commands.add(commands)
     quota_commands.add(commands)
-    return parser
+    return made
 
 
 def _add_key(commands: Any) -> None:

@@ -36,7 +36,7 @@ def finfo(argv: Sequence[str], *, api: ports.Api, out: TextIO, err: TextIO) -> i
     """Print the fleet; return the exit code."""
 
     def body() -> int:
-        args = _parser().parse_args(list(argv))
+        args = parser().parse_args(list(argv))
         models = api.call("GET", "/admin/models").json["models"]
         replicas = api.call("GET", "/admin/replicas").json["replicas"]
         states = {state for state in args.states.lower().split(",") if state}
@@ -66,16 +66,17 @@ def finfo(argv: Sequence[str], *, api: ports.Api, out: TextIO, err: TextIO) -> i
     return command_line.run("finfo", body, err=err)
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.Parser(prog="finfo", description="Show the fleet.", epilog=_EXAMPLES)
-    parser.add_argument("-N", "--Node", action="store_true", help="one line for each node")
-    parser.add_argument("-s", "--summarize", action="store_true", help="one line for each model")
-    parser.add_argument("-t", "--states", default="", help="only replicas in these states")
-    parser.add_argument("-p", "--partition", default="", help="only these tiers")
-    parser.add_argument("-o", "--format", default="", help="columns, see below")
-    parser.add_argument("-n", "--noheader", action="store_true", help="no header line")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
+def parser() -> command_line.Parser:
+    """Return finfo's parser."""
+    made = command_line.Parser(prog="finfo", description="Show the fleet.", epilog=_EXAMPLES)
+    made.add_argument("-N", "--Node", action="store_true", help="one line for each node")
+    made.add_argument("-s", "--summarize", action="store_true", help="one line for each model")
+    made.add_argument("-t", "--states", default="", help="only replicas in these states")
+    made.add_argument("-p", "--partition", default="", help="only these tiers")
+    made.add_argument("-o", "--format", default="", help="columns, see below")
+    made.add_argument("-n", "--noheader", action="store_true", help="no header line")
+    made.add_argument("--json", action="store_true", help="print JSON")
+    return made
 
 
 def _rows(
