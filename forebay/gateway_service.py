@@ -23,7 +23,7 @@ from gateway import settings as gateway_settings
 from gateway.admission import place as places
 from gateway.admission import process as admission_process
 from scheduler.contracts import clock, quota, slurm, usage
-from scheduler.runtime import admin, client, directory, guard, quota_routes
+from scheduler.runtime import admin, client, directory, guard, quota_keeper, quota_routes
 from scheduler.runtime import settings as scheduler_settings
 from scheduler.runtime.registry import database, keys, store
 
@@ -62,8 +62,8 @@ async def whole(here: installation.Installation, told: Told) -> None:
         publish(here.state / GATEWAY_FILE, news)
         told(news)
 
-    async with parts.open(name_of(table)) as opened, opened.keeping() as book:
-        deps = opened.dependencies(book, where)
+    async with parts.open(name_of(table)) as opened, opened.keeping() as keeper:
+        deps = opened.dependencies(keeper, where)
         await server.serve(deps, routers=opened.routers(), ready=ready)
 
 
@@ -73,7 +73,7 @@ async def worker(here: installation.Installation, told: Told) -> None:
     parts = _Parts(here, table)
     where = _place(here, table, owns=False, told=parts.tell_admission)
     async with parts.open(f"{where.gateway}-{os.getpid()}") as opened:
-        deps = opened.dependencies(quota.Unlimited(), where)
+        deps = opened.dependencies(None, where)
         await server.serve(
             deps, routers=opened.routers(), ready=lambda addresses: told(spoken(addresses))
         )
@@ -84,8 +84,8 @@ async def admission(here: installation.Installation, told: Told) -> None:
     table = here.config.table(gateway_settings.GatewaySettings)
     parts = _Parts(here, table)
     where = _place(here, table, owns=True, told=parts.tell_admission)
-    async with parts.open(where.gateway) as opened, opened.keeping() as book:
-        deps = opened.dependencies(book, where)
+    async with parts.open(where.gateway) as opened, opened.keeping() as keeper:
+        deps = opened.dependencies(keeper, where)
         await admission_process.serve(deps, ready=lambda: told({"admission": where.socket}))
 
 
@@ -171,19 +171,19 @@ class _Parts:
             self._registry.close()
 
     @contextlib.asynccontextmanager
-    async def keeping(self) -> AsyncIterator[quota.Quotas]:
+    async def keeping(self) -> AsyncIterator[quota_keeper.Keeper]:
         """Keep the book of quotas: the work of whoever owns the queues."""
         keeper = quotas.keeper(self._here, self._registry, self._time)
         await keeper.start()
         try:
-            yield keeper.book
+            yield keeper
         finally:
             await keeper.close()
 
     def dependencies(
-        self, book: quota.Quotas, where: places.Place | None
+        self, keeper: quota_keeper.Keeper | None, where: places.Place | None
     ) -> dependencies.Dependencies:
-        """Return the gateway's ports."""
+        """Return the gateway's ports; only whoever owns the queues has a keeper."""
         people = directory.AssociationDirectory(
             self._port, self._here.config.table(scheduler_settings.Settings), self._time
         )
@@ -196,8 +196,9 @@ class _Parts:
             clock=self._time,
             cluster=self._port.cluster,
             tracer=telemetry.tracer("forebay-gateway"),
-            quotas=book,
+            quotas=keeper.book if keeper else quota.Unlimited(),
             place=where,
+            collectors=(keeper.numbers.registry,) if keeper else (),
         )
 
     def routers(self) -> tuple[fastapi.APIRouter, ...]:

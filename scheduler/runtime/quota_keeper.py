@@ -7,7 +7,6 @@ what was in flight; the check against the ledger makes that good.
 """
 
 import asyncio
-import collections
 import logging
 import os
 import secrets
@@ -19,6 +18,7 @@ from sqlalchemy import exc
 from scheduler.contracts import clock, quota
 from scheduler.core import quota as books
 from scheduler.core import quota_limits as limits
+from scheduler.runtime import quota_metrics
 from scheduler.runtime.registry import quotas
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,7 @@ class Keeper:
 
     Attributes:
         book: takes claims.
-        told: notices since the start, by level.
-        drifts: what the ledger corrected last, by counter and window's start.
+        numbers: what Prometheus may ask of it.
 
     Args:
         registry: the registry's quotas.
@@ -64,8 +63,7 @@ class Keeper:
         self.book = books.Book(pricing, self._heard, warn_percent=warn_percent)
         # Host and process number come again after a reboot: the batches of two lives must not be mixed up.
         self.owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self.told: collections.Counter[books.Level] = collections.Counter()
-        self.drifts: dict[quotas.Place, int] = {}
+        self.numbers = quota_metrics.Numbers()
         self._batch = 0
         self._sent = False  # the newest batch may be written already
         self._seen = (-1, 0)
@@ -125,9 +123,11 @@ class Keeper:
         del self._notices[: len(notices)]
         if news.rules is not None:
             self.book.set_limits(news.rules)
-        self.drifts.update(news.drifts)
+        for (key, _), drift in news.drifts.items():
+            self.numbers.drift(key, drift)
         self.book.learn(news.sums, collected=bool(differences))
         self._seen = news.seen
+        self.numbers.show(self.book, now_us)
 
     def _call(self, report: quotas.Report, now_us: int) -> quotas.News:
         try:
@@ -141,16 +141,14 @@ class Keeper:
         self._ticks += 1
         if self._ticks % RUNNING_TICKS:
             return None
-        old_us = now_us - _FORGET_US
-        self.book.forget(old_us)
-        self.drifts = {place: drift for place, drift in self.drifts.items() if place[1] >= old_us}
+        self.book.forget(now_us - _FORGET_US)
         used = self.book.used(now_us)
         found = {key: amount for key, amount in used.items() if amount and not key.kind.kept}
         return None if found == self._told and not found else found
 
     def _heard(self, notice: books.Notice) -> None:
         log.warning("quota: %s", notice)
-        self.told[notice.level] += 1
+        self.numbers.notice(notice.level)
         if len(self._notices) < NOTICES:  # without a registry they would gather for ever
             self._notices.append(notice)
 

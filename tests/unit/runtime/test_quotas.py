@@ -5,13 +5,12 @@ import datetime
 import logging
 from collections.abc import Mapping
 
-import prometheus_client
 import pytest
 from sqlalchemy import exc
 
 from scheduler.contracts import clock, errors, quota
 from scheduler.core import quota_limits as limits
-from scheduler.runtime import quota_check, quota_keeper, quota_metrics
+from scheduler.runtime import quota_check, quota_keeper
 from scheduler.runtime.registry import quotas, store
 
 K = limits.Kind
@@ -326,8 +325,7 @@ async def test_checks_run_on_the_hour_and_after_a_wish_and_not_on_a_damaged_ledg
 async def test_metrics_tell_shares_notices_and_drift(registry: store.Registry) -> None:
     time = clock.FakeClock(wall_us=NOON)
     keeper = quota_keeper.Keeper(registry.quotas, time)
-    numbers = prometheus_client.CollectorRegistry()
-    numbers.register(quota_metrics.Collector(keeper, time))
+    numbers = keeper.numbers.registry
     set_limits(registry, {TEAM: 20})
     await keeper.exchange()
     keeper.book.reserve(claim(1))
@@ -341,3 +339,6 @@ async def test_metrics_tell_shares_notices_and_drift(registry: store.Registry) -
     with pytest.raises(errors.QuotaExceeded):
         keeper.book.reserve(claim(3))
     assert numbers.get_sample_value("forebay_quota_notices_total", {"level": "refused"}) == 1
+    set_limits(registry, {TEAM: None})
+    await keeper.exchange()
+    assert numbers.get_sample_value("forebay_quota_used_ratio", labels) == 0
