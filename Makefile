@@ -57,6 +57,11 @@ bench-gateway: setup ## CPU, latency and memory a request and a token, beside vl
 	@.ci/bench-env
 	@.venv/bin/python -m tests.bench.gateway $(if $(QUICK),--quick) $(if $(REPORT),--report docs/bench/gateway.md)
 
+.PHONY: bench-prefix
+bench-prefix: setup ## cached prompt tokens and TTFT on real vLLM: random, round-robin, vllm-router, Forebay, an oracle (REQUESTS=3000)
+	@.ci/bench-env
+	@.venv/bin/python -m tests.bench.prefix --requests $(or $(REQUESTS),3000)
+
 .PHONY: bench-routing
 bench-routing: ## what a routing decision, a view and a fingerprint cost with 350 replicas and 50 adapters
 	@.venv/bin/python -m tests.bench.routing

@@ -8,12 +8,14 @@ does. `python -m tests.bench.prefix_replay` prints one line an arm.
 import argparse
 import collections
 import dataclasses
+import functools
 import heapq
+import itertools
 import json
 import random
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gateway import fingerprints
 from scheduler.contracts import fleet, ids, requests
@@ -36,6 +38,7 @@ class Engine:
         prefill_per_s: prompt tokens computed a second.
         step_s: seconds of one output token.
         speed: how much faster than in the trace requests come.
+        at_once: requests under way, each followed by the next as it ends; 0: they come by the trace's time.
     """
 
     replicas: int = 3
@@ -43,6 +46,7 @@ class Engine:
     prefill_per_s: float = 12_000.0
     step_s: float = 0.01
     speed: float = 1.0
+    at_once: int = 0
 
 
 class Cache:
@@ -99,11 +103,83 @@ class Known(prefixes.Index):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an arm got: the cached part of all prompt tokens, and the mean time to first token."""
+    """What an arm got.
+
+    Attributes:
+        hit_share: cached part of all prompt tokens.
+        ttft_ms: mean time to first token.
+        spread: requests of the busiest replica over the mean.
+    """
 
     hit_share: float
     ttft_ms: float
     spread: float
+
+
+class _Fleet:
+    """The modelled replicas under one arm: what is cached where, and what is under way."""
+
+    def __init__(self, arm: str, engine: Engine, policy: routing.Policy, seed: int) -> None:
+        size = INFINITE if arm == "oracle" else engine.blocks
+        self.arm, self.engine = arm, engine
+        self.names = [ids.ReplicaId(f"r-{n:012x}") for n in range(engine.replicas)]
+        self.caches = {name: Cache(size) for name in self.names}
+        self.unit = router.Router(load.Loads(), policy, workload.CHUNK_BYTES)
+        self.known = Known(self.caches) if arm in ("stage2", "oracle") else None
+        if self.known is not None:
+            self.unit._indexes["chat"] = self.known
+        self.unit.observe([_replica(name, size) for name in self.names], 0.0)
+        self.free_at = dict.fromkeys(self.names, 0.0)
+        self.now = 0.0
+        self.running = 0
+        self._draws = random.Random(seed)
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+
+    def at(self, moment: float, call: Callable[[], None]) -> None:
+        """Have something happen at a moment."""
+        heapq.heappush(self._events, (moment, next(self._count), call))
+
+    def until(self, moment: float) -> None:
+        """Let everything happen that is due, and come to ``moment``."""
+        while self._events and self._events[0][0] <= moment:
+            self.next()
+        self.now = max(self.now, moment)
+
+    def next(self) -> None:
+        """Let the next thing happen."""
+        moment, _, call = heapq.heappop(self._events)
+        self.now = max(self.now, moment)
+        call()
+
+    def place(
+        self, row: workload.Request, blocks: Sequence[int], number: int
+    ) -> tuple[ids.ReplicaId, router.Placed | None]:
+        """Choose a replica, waiting until there is room."""
+        if self.arm == "random":
+            return self._draws.choice(self.names), None
+        if self.arm == "round_robin":
+            return self.names[number % len(self.names)], None
+        if self.known is not None:
+            self.known.names = blocks
+        ask = routing.Ask(
+            "chat", "1", TIER, prompt_tokens=row.prompt_tokens, output_tokens=row.output_tokens,
+            prefix=fingerprints.chain(0, row.text.encode(), workload.CHUNK_BYTES),
+        )  # fmt: skip
+        while (placed := self.unit.place(ask, router.Moment(0.1), self._draws.random())) is None:
+            self.next()
+        return placed.replica.replica_id, placed
+
+    def end(
+        self, name: ids.ReplicaId, blocks: Sequence[int], placed: router.Placed | None, hits: int
+    ) -> None:
+        """A request has its answer."""
+        self.running -= 1
+        self.caches[name].leave(blocks)
+        if placed is not None:
+            placed.guard.close()
+            size = workload.BLOCK_TOKENS
+            self.unit.returned(placed, prompt_tokens=len(blocks) * size, cached_tokens=hits * size)
 
 
 def replay(
@@ -114,68 +190,36 @@ def replay(
     seed: int = 1,
 ) -> Outcome:
     """Return what one arm gets of the workload."""
-    draws = random.Random(seed)
-    size = INFINITE if arm == "oracle" else engine.blocks
-    names = [ids.ReplicaId(f"r-{n:012x}") for n in range(engine.replicas)]
-    caches = {name: Cache(size) for name in names}
-    unit = router.Router(load.Loads(), policy, workload.CHUNK_BYTES)
-    known = Known(caches) if arm in ("stage2", "oracle") else None
-    if known is not None:
-        unit._indexes["chat"] = known
-    unit.observe([_replica(name, size) for name in names], 0.0)
-    free_at = dict.fromkeys(names, 0.0)
-    ends: list[tuple[float, int, ids.ReplicaId, Sequence[int], router.Placed | None, int, int]] = []
-    cached_total = prompt_total = 0
+    field = _Fleet(arm, engine, policy, seed)
+    hit_blocks = all_blocks = 0
     ttfts: list[float] = []
     taken: collections.Counter[ids.ReplicaId] = collections.Counter()
     for number, row in enumerate(rows):
-        now = row.arrived_s / engine.speed
-        while ends and ends[0][0] <= now:
-            _end(heapq.heappop(ends), caches, unit)
-        blocks = _names(row.blocks)
-        placed: router.Placed | None = None
-        if arm == "random":
-            name = draws.choice(names)
-        elif arm == "round_robin":
-            name = names[number % len(names)]
+        if engine.at_once:
+            while field.running >= engine.at_once:
+                field.next()
         else:
-            if known is not None:
-                known.names = blocks
-            prefix = fingerprints.chain(0, row.text.encode(), workload.CHUNK_BYTES)
-            ask = routing.Ask(
-                "chat", "1", TIER, prompt_tokens=row.prompt_tokens,
-                output_tokens=row.output_tokens, prefix=prefix,
-            )  # fmt: skip
-            placed = unit.place(ask, router.Moment(0.1), draws.random())
-            if placed is None:
-                raise RuntimeError("no room: the modelled fleet is too slow for this speed")
-            name = placed.replica.replica_id
-        taken[name] += 1
-        cache = caches[name]
-        start = max(now, free_at[name])
+            field.until(row.arrived_s / engine.speed)
+        arrived, blocks = field.now, _names(row.blocks)
+        name, placed = field.place(row, blocks, number)
+        cache = field.caches[name]
+        # An engine computes one token at least, and so the whole last block.
         hits = min(cache.hits(blocks), len(blocks) - 1)
         cache.take(blocks)
-        free_at[name] = start + (len(blocks) - hits) * workload.BLOCK_TOKENS / engine.prefill_per_s
-        first = free_at[name] + engine.step_s
-        ttfts.append(first - now)
-        cached, prompt = hits * workload.BLOCK_TOKENS, row.prompt_tokens
-        cached_total, prompt_total = cached_total + cached, prompt_total + prompt
+        computed = (len(blocks) - hits) * workload.BLOCK_TOKENS
+        start = max(field.now, field.free_at[name])
+        field.free_at[name] = start + computed / engine.prefill_per_s
+        first = field.free_at[name] + engine.step_s
+        if placed is not None:
+            field.at(first, placed.guard.prefilled)
+        field.running += 1
         done = first + row.output_tokens * engine.step_s
-        heapq.heappush(ends, (done, number, name, blocks, placed, prompt, cached))
-    share = max(taken.values()) / len(rows) * engine.replicas
-    return Outcome(cached_total / prompt_total, statistics.mean(ttfts) * 1000, share)
-
-
-def _end(
-    end: tuple[float, int, ids.ReplicaId, Sequence[int], router.Placed | None, int, int],
-    caches: dict[ids.ReplicaId, Cache],
-    unit: router.Router,
-) -> None:
-    _, _, name, blocks, placed, prompt, cached = end
-    caches[name].leave(blocks)
-    if placed is not None:
-        placed.guard.close()
-        unit.returned(placed, prompt_tokens=prompt, cached_tokens=cached)
+        field.at(done, functools.partial(field.end, name, blocks, placed, hits))
+        ttfts.append(first - arrived)
+        taken[name] += 1
+        hit_blocks, all_blocks = hit_blocks + hits, all_blocks + len(blocks)
+    busiest = max(taken.values()) / len(rows) * engine.replicas
+    return Outcome(hit_blocks / all_blocks, statistics.mean(ttfts) * 1000, busiest)
 
 
 def _names(blocks: Sequence[int]) -> list[int]:

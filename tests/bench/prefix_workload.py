@@ -91,3 +91,14 @@ def block_text(block: int) -> str:
     """Return a block's text: 32 words drawn by its id."""
     draws = random.Random(block)
     return "".join([" " + draws.choice(words()) for _ in range(BLOCK_TOKENS)])
+
+
+def token_ids(text: str) -> list[int]:
+    """Return the ids that the tiny model's tokenizer gives such a text."""
+    return [_ids()[word] for word in text.split()]
+
+
+@functools.cache
+def _ids() -> dict[str, int]:
+    vocabulary = tinymodel.tokenizer()["model"]["vocab"]
+    return {word: vocabulary["Ġ" + word] for word in words()}

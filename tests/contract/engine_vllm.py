@@ -61,7 +61,7 @@ def require(version: str) -> None:
 class ForkServer:
     """A fork server and its event stream."""
 
-    def __init__(self, version: str, folder: Path) -> None:
+    def __init__(self, version: str, folder: Path, module: str = "engines.vllm.forkserver") -> None:
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         environment[vllm_sink.ROWS] = str(folder / "rows.jsonl")
@@ -69,7 +69,7 @@ class ForkServer:
         self.log = folder / "forkserver.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [str(python(version)), "-P", "-m", "engines.vllm.forkserver"],
+                [str(python(version)), "-P", "-m", module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
