@@ -86,16 +86,18 @@ class _Forwarding:
         held: the stream's last event, which waits for the record.
     """
 
-    __slots__ = ("_first", "_job", "_outlet", "_record", "_sent", "held")
+    __slots__ = ("_first", "_grant", "_job", "_outlet", "_record", "_sent", "held")
 
     def __init__(
         self,
         job: Job,
         record: recording.Attempt,
+        grant: waiting.Grant,
         first: Callable[[requests.InferenceRequest], None] | None,
     ) -> None:
         self._job = job
         self._record = record
+        self._grant = grant
         self._first = first
         self._outlet = job.outlet
         self._sent = job.sent
@@ -106,9 +108,11 @@ class _Forwarding:
         payload, record = frame.payload, self._record
         if frame.kind is _PROMPT:
             record.prompt(frame)
+            self._grant.prefilled()
             return True
         if not record.first_token_us and (payload or frame.packed):
             record.first_token()
+            self._grant.prefilled()
             if self._first is not None:
                 self._first(self._job.request)
         going = True
@@ -171,7 +175,7 @@ class Dispatcher:
             options.stream_idle_s if job.request.stream else options.answer_timeout_s,
         )
         async with self._client.open(grant.replica, call) as answer:
-            last = await self._forward(answer, job, record)
+            last = await self._forward(answer, job, record, grant)
             # The seat is free at the replica now; a slow client must not keep it here.
             grant.close()
             end = _ended(last.frame, record, job)
@@ -180,10 +184,12 @@ class Dispatcher:
                 await self._pass_on(job, last.held)
             return end
 
-    async def _forward(self, answer: replica.Answer, job: Job, record: recording.Attempt) -> _Last:
+    async def _forward(
+        self, answer: replica.Answer, job: Job, record: recording.Attempt, grant: waiting.Grant
+    ) -> _Last:
         """Pass DATA on until the END or ERROR frame; the stream's last event is held back for it."""
         first = None if job.resumed else self._first_token
-        forwarding = _Forwarding(job, record, first)
+        forwarding = _Forwarding(job, record, grant, first)
         while True:
             last = await answer.each(forwarding.take)
             if last is not None:

@@ -25,19 +25,27 @@ TTFT_KEPT_S = 10.0
 class LocalGrant:
     """A `Grant` whose load is counted in this process."""
 
-    __slots__ = ("_freed", "_guard", "replica", "version")
+    __slots__ = ("_begun", "_freed", "_guard", "replica", "version")
 
     def __init__(
         self,
         replica: fleet.Replica,
         version: str,
         guard: load.Guard,
+        begun: Callable[[str], None],
         freed: Callable[[load.Guard], None],
     ) -> None:
         self.replica = replica
         self.version = version
         self._guard = guard
+        self._begun = begun
         self._freed = freed
+
+    def prefilled(self) -> None:
+        """Note that its prompt has been computed: the replica may have the next one."""
+        if self._guard.prefill and not self._guard.closed:
+            self._guard.prefilled()
+            self._begun(self._guard.model)
 
     def close(self) -> None:
         """Give the place back and let the next request have it; a second call does nothing."""
@@ -475,7 +483,7 @@ class LocalRoom:
             self._pump_soon(guard.model)
 
         model.opened(guard, long_team)
-        return LocalGrant(replica, waiter.needs.version, guard, freed)
+        return LocalGrant(replica, waiter.needs.version, guard, self._pump_soon, freed)
 
     def _ticket(self, asking: asks.Asking, needs: asks.Needs, now: float) -> admission.Ticket:
         waited_us = max(0, self._deps.clock.wall_us() - asking.arrived_us)

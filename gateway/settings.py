@@ -178,6 +178,13 @@ class GatewaySettings:
     full_backoff_s: float = setting(
         0.05, "A replica that said full is not asked again for so long.", unit="s", least=0
     )
+    prefill_steps: float = setting(
+        2.0,
+        "A replica is given prompts for so many steps of its engine (max-num-batched-tokens each, 2,048 "
+        "where the model's engine_args don't say) ahead; the rest waits here, where bands, fairness and "
+        "deadlines order it. Two keep the engine busy while the next prompt is on its way.",
+        least=1,
+    )
     sticky_factor: float = setting(
         1.25,
         "A replica keeps requests whose prefix it holds up to so many times the mean load in tokens; "
@@ -212,8 +219,8 @@ class GatewaySettings:
     )
     prefix_index_pairs: int = setting(
         500_000,
-        "Chunks remembered per model, over all replicas: about 100 bytes each; what was not used for "
-        "the longest time goes first.",
+        "Chunks remembered per model, over all replicas, at most 270 bytes each; 350 replicas of a 70B "
+        "model hold about 400,000. What was not used for the longest time goes first.",
         least=1_000,
     )
     drain_s: float = setting(
@@ -286,6 +293,7 @@ class GatewaySettings:
             self.sticky_slack_tokens,
             self.sticky_least_share,
             self.long_pool_share,
+            self.prefill_steps,
         )
 
     def output_rules(self) -> outputs.Rules:

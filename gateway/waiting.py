@@ -24,6 +24,10 @@ class Grant(Protocol):
         """The version that was drawn."""
         ...
 
+    def prefilled(self) -> None:
+        """Note that its prompt has been computed: the replica may have the next one."""
+        ...
+
     def close(self) -> None:
         """Give the place back and let the next request have it; a second call does nothing."""
         ...

@@ -35,6 +35,7 @@ class Tap:
         single: whether it has one prompt and one choice, set before it enters.
         why_not: why this answer could not go on elsewhere, or "".
         ahead: ids of the first choice's tokens behind those handed out, whose text is held back.
+        on_first: called at the first sampled token: the prompt has been computed.
     """
 
     now_us: Callable[[], int]
@@ -50,6 +51,7 @@ class Tap:
     single: bool = True
     why_not: str = ""
     ahead: Sequence[int] = ()
+    on_first: Callable[[], None] | None = None
     _prompts: int = 0
     _pending: dict[int, list[int]] = dataclasses.field(default_factory=dict)
     _chars: int = 0
@@ -68,6 +70,8 @@ class Tap:
         """Count sampled tokens whose ids are handed out later by `released`."""
         if count and not self.first_token_us:
             self.first_token_us = self.now_us()
+            if self.on_first is not None:
+                self.on_first()
         self.output_tokens += count
 
     def released(self, choice: int, token_ids: Sequence[int], chars: int = 0) -> None:

@@ -54,6 +54,7 @@ class Response:
         self._streams = streams
         self._headers: list[tuple[bytes, bytes]] = []
         self._begun = False  # the reader has got a status
+        self._early = False  # before the engine had said one
         self._streaming = False
         self._body = bytearray()
         self._splitter = sse.Splitter()
@@ -72,11 +73,30 @@ class Response:
         self._error: frames.Error | None = None
         self._finished: dict[int, str] = {}
         self.status = 0  # the engine's; 0 before it said one
+        if framed:
+            tap.on_first = self._prefilled
 
     @property
     def refused(self) -> bool:
-        """Whether the engine answered other than 2xx."""
+        """Whether the engine answered other than 2xx, and the reader gets that as it is."""
+        return self._failed and not self._early
+
+    @property
+    def _failed(self) -> bool:
         return self.status != 0 and not 200 <= self.status < 300
+
+    def _prefilled(self) -> None:
+        """Tell the reader of a whole answer, too, that its prompt is done: it may send the next one."""
+        if not (self._streaming or self._begun or self.status):
+            self._sender = asyncio.ensure_future(self._tell_prompt())
+
+    async def _tell_prompt(self) -> None:
+        async with self._order:
+            if self._prompt_sent or self._begun or self._muted or self.status:
+                return
+            if prompt := self._prompt():
+                self._early = True
+                await self._put(prompt, more=True)
 
     def mute(self) -> None:
         """Let nothing more of the engine's app through; ids that come from now on have no text here."""
@@ -207,13 +227,16 @@ class Response:
             return self._lost(self._tap.failure)
         if crash is not None:
             return self._lost(f"{type(crash).__name__}: {crash}")
+        if self._failed:  # it refused the request after all, when the reader had its 200
+            said = sse.read_json(_parsed(self._body)).error
+            words = said.message if said is not None else f"it answered {self.status}"
+            return self._engine_error(sse.EngineError(self.status, words))
         if not self._complete:
             return self._lost("the answer was not finished")
         if self._streaming:
             return None if self._done_event else self._lost("the stream ended before its end")
-        try:
-            value = json.loads(self._body)
-        except ValueError:
+        value = _parsed(self._body)
+        if value is None:
             return self._lost("the answer is not JSON")
         reading = sse.read_json(value)
         self._finished.update(reading.finished)
@@ -339,3 +362,10 @@ class Response:
             return {"type": "http.response.start", "status": 200, "headers": FRAMES_HEADERS}
         headers = [pair for pair in self._headers if pair[0] != b"content-length"]
         return {"type": "http.response.start", "status": self.status or 200, "headers": headers}
+
+
+def _parsed(body: bytearray) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None

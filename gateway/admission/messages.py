@@ -119,7 +119,13 @@ class Refused(msgspec.Struct, array_like=True, tag=12):
     param: str | None = None
 
 
-FromWorker = Hello | Enter | Adopt | Again | Close | Leave | Full | Suspect | FirstToken
+class Prefilled(msgspec.Struct, array_like=True, tag=13):
+    """A request's prompt has been computed."""
+
+    request_id: str
+
+
+FromWorker = Hello | Enter | Adopt | Again | Close | Leave | Full | Suspect | FirstToken | Prefilled
 FromOwner = Welcome | Known | Granted | Refused
 Message = FromWorker | FromOwner
 

@@ -102,6 +102,7 @@ class _Session:
             messages.Adopt: self._adopt,
             messages.Again: self._again,
             messages.Close: self._close,
+            messages.Prefilled: self._prefilled,
             messages.Leave: self._leave,
             messages.Full: lambda word: room.said_full(word.replica_id, word.tier),
             messages.Suspect: lambda word: room.suspected(word.replica_id, word.incarnation),
@@ -168,6 +169,11 @@ class _Session:
         waiter = self._waiters.get(word.request_id)
         if waiter is not None:
             self._room.again(waiter, word.version)
+
+    def _prefilled(self, word: messages.Prefilled) -> None:
+        waiter = self._waiters.get(word.request_id)
+        if waiter is not None and waiter.open is not None:
+            waiter.open.prefilled()
 
     def _close(self, word: messages.Close) -> None:
         waiter = self._waiters.get(word.request_id)

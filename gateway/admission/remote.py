@@ -32,14 +32,25 @@ Dial = Callable[[Callable[[], link.AnyLink]], Awaitable[None]]
 class RemoteGrant:
     """A `waiting.Grant` whose load the owner counts."""
 
-    __slots__ = ("_closed", "replica", "version")
+    __slots__ = ("_closed", "_prefilled", "replica", "version")
 
     def __init__(
-        self, replica: fleet.Replica, version: str, closed: Callable[[], None] | None
+        self,
+        replica: fleet.Replica,
+        version: str,
+        prefilled: Callable[[], None],
+        closed: Callable[[], None],
     ) -> None:
         self.replica = replica
         self.version = version
-        self._closed = closed
+        self._prefilled: Callable[[], None] | None = prefilled
+        self._closed: Callable[[], None] | None = closed
+
+    def prefilled(self) -> None:
+        """Tell the owner; a second call does nothing."""
+        prefilled, self._prefilled = self._prefilled, None
+        if prefilled is not None and self._closed is not None:
+            prefilled()
 
     def close(self) -> None:
         """Tell the owner; a second call does nothing."""
@@ -290,7 +301,10 @@ class RemoteRoom:
             waiter.open = None
             self._say(messages.Close(waiter.asking.request_id))
 
-        return RemoteGrant(replica, version, closed)
+        def prefilled() -> None:
+            self._say(messages.Prefilled(waiter.asking.request_id))
+
+        return RemoteGrant(replica, version, prefilled, closed)
 
     def _ended(self, one: link.AnyLink) -> None:
         self._gone()

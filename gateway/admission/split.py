@@ -48,6 +48,11 @@ class _Grant:
         self.replica = inner.replica
         self.version = inner.version
 
+    def prefilled(self) -> None:
+        """Note where it is counted now that its prompt has been computed."""
+        if self.inner is not None:
+            self.inner.prefilled()
+
     def close(self) -> None:
         """Give the place back where it is counted now."""
         inner, self.inner = self.inner, None

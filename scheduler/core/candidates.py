@@ -14,6 +14,10 @@ from scheduler.contracts import fleet, ids
 from scheduler.core import load
 
 STALE_AFTER_S = 1.0  # statistics come each 200 ms; five in a row missing is an outage
+PREFILL_STEPS = 2.0
+STEP_TOKENS = (
+    2048  # vLLM's own default for max-num-batched-tokens on small machines; 8,192 on large ones
+)
 _MASK = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: Knuth's multiplicative hash
 
@@ -27,22 +31,27 @@ class Member:
         seats: sequences that it runs at once.
         kv_limit: tokens of KV cache that our requests may hold: all, less what others held when its
             statistics came; infinite where it does not say.
+        prefill_limit: prompt tokens in flight and not yet computed from which it is given no more: what
+            waits inside an engine waits in its order, not in that of bands, teams and deadlines.
         seed: its hash, for rendezvous.
         heard_at: monotonic seconds at which its statistics last changed; -inf means never.
         heard_urgent, heard_batch: seats that we held there at that time.
     """
 
     __slots__ = (
-        "heard_at", "heard_batch", "heard_urgent", "kv_limit", "load", "replica", "replica_id",
-        "seats", "seed",
+        "heard_at", "heard_batch", "heard_urgent", "kv_limit", "load", "prefill_limit", "replica",
+        "replica_id", "seats", "seed",
     )  # fmt: skip
 
-    def __init__(self, replica: fleet.Replica, held: load.Load) -> None:
+    def __init__(
+        self, replica: fleet.Replica, held: load.Load, prefill_steps: float = PREFILL_STEPS
+    ) -> None:
         self.replica_id = replica.replica_id
         self.replica = replica
         self.load = held
         self.seats = replica.spec.seats
         self.kv_limit = math.inf
+        self.prefill_limit = prefill_steps * step_tokens(replica.spec)
         self.seed = hash_of(replica.replica_id)
         self.heard_at = -math.inf
         self.heard_urgent = 0
@@ -130,11 +139,18 @@ class Fleet:
     Args:
         loads: what we have in flight.
         long_share: part of a group's replicas that take long prompts.
+        prefill_steps: steps of a replica's engine that it is given prompts for ahead.
     """
 
-    def __init__(self, loads: load.Loads, long_share: float = 0.25) -> None:
+    def __init__(
+        self,
+        loads: load.Loads,
+        long_share: float = 0.25,
+        prefill_steps: float = PREFILL_STEPS,
+    ) -> None:
         self._loads = loads
         self._long_share = long_share
+        self._prefill_steps = prefill_steps
         self._members: dict[ids.ReplicaId, Member] = {}
         self._groups: dict[tuple[str, str, str | None, bool], Group] = {}
         self._shapes: tuple[object, ...] = ()
@@ -145,7 +161,7 @@ class Fleet:
         for replica in replicas:
             member = self._members.get(replica.replica_id)
             if member is None or member.replica.incarnation != replica.incarnation:
-                member = Member(replica, self._loads.at(replica.replica_id))
+                member = Member(replica, self._loads.at(replica.replica_id), self._prefill_steps)
             member.update(replica, now)
             members[replica.replica_id] = member
         self._members = members
@@ -187,6 +203,14 @@ class Fleet:
             if names not in made:
                 made[names] = Group(members, self._long_share)
             self._groups[key] = made[names]
+
+
+def step_tokens(spec: fleet.ReplicaSpec) -> float:
+    """Return how many prompt tokens an engine computes in one step; infinite where nobody knows."""
+    if spec.engine is fleet.EngineKind.HTTP:
+        return math.inf
+    asked = spec.engine_args.get("max-num-batched-tokens")
+    return float(asked) if isinstance(asked, int) and asked > 0 else STEP_TOKENS
 
 
 def _shape(replica: fleet.Replica) -> tuple[object, ...]:

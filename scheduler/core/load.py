@@ -18,16 +18,18 @@ class Load:
         urgent: seats that interactive and standard requests hold.
         batch: seats that batch holds.
         tokens: work: uncached prompt tokens plus estimated output tokens, at least 1 a seat.
+        prefill: of these, uncached prompt tokens of requests that have not begun to answer.
         urgent_kv: KV cache that interactive and standard requests come to hold, in tokens.
         batch_kv: the same for batch.
     """
 
-    __slots__ = ("batch", "batch_kv", "tokens", "urgent", "urgent_kv")
+    __slots__ = ("batch", "batch_kv", "prefill", "tokens", "urgent", "urgent_kv")
 
     def __init__(self) -> None:
         self.urgent = 0
         self.batch = 0
         self.tokens = 0
+        self.prefill = 0
         self.urgent_kv = 0
         self.batch_kv = 0
 
@@ -40,7 +42,7 @@ class Load:
 class Guard:
     """One dispatched request; `close` gives its place back, however often it is called."""
 
-    __slots__ = ("_loads", "kv_tokens", "model", "replica_id", "seats", "tier", "tokens")
+    __slots__ = ("_loads", "kv_tokens", "model", "prefill", "replica_id", "seats", "tier", "tokens")
 
     def __init__(self, loads: "Loads", model: str, replica_id: ids.ReplicaId, tier: requests.Tier):
         self._loads: Loads | None = loads
@@ -49,6 +51,7 @@ class Guard:
         self.tier = tier
         self.seats = 0
         self.tokens = 0
+        self.prefill = 0
         self.kv_tokens = 0
 
     @property
@@ -61,6 +64,12 @@ class Guard:
         loads, self._loads = self._loads, None
         if loads is not None:
             loads.release(self)
+
+    def prefilled(self) -> None:
+        """Note that its prompt has been computed; a second call, or one after `close`, does nothing."""
+        prefill, self.prefill = self.prefill, 0
+        if prefill and self._loads is not None:
+            self._loads.at(self.replica_id).prefill -= prefill
 
     def __enter__(self) -> "Guard":
         """Return itself: the place is held until the block ends."""
@@ -98,6 +107,7 @@ class Loads:
         seats: int = 1,
         *,
         tokens: int = 0,
+        prefill: int = 0,
         kv_tokens: int = 0,
     ) -> Guard:
         """Count one more request on ``replica_id`` until the returned guard is closed.
@@ -109,17 +119,19 @@ class Loads:
             seats: sequences that it runs at once, at least 1.
             tokens: prompt tokens to compute there plus estimated output tokens; where they are not
                 known each seat counts as one.
+            prefill: of these, the prompt tokens to compute; counted until `Guard.prefilled`.
             kv_tokens: prompt and estimated output tokens that it will hold in the KV cache.
 
         Raises:
             ValueError: ``seats`` is below 1, or a count of tokens is negative.
         """
-        if seats < 1 or tokens < 0 or kv_tokens < 0:
+        if seats < 1 or min(tokens, prefill, kv_tokens) < 0:
             raise ValueError(
                 f"a request holds at least one seat, not {seats}, and no negative tokens"
             )
         guard = Guard(self, model, replica_id, tier)
         guard.seats, guard.tokens, guard.kv_tokens = seats, max(tokens, seats), kv_tokens
+        guard.prefill = prefill
         self._add(guard, 1)
         return guard
 
@@ -130,6 +142,7 @@ class Loads:
     def _add(self, guard: Guard, sign: int) -> None:
         load = self.at(guard.replica_id)
         load.tokens += sign * guard.tokens
+        load.prefill += sign * guard.prefill
         if guard.tier is requests.Tier.BATCH:
             load.batch += sign * guard.seats
             load.batch_kv += sign * guard.kv_tokens

@@ -68,7 +68,7 @@ class Router:
     ) -> None:
         self.policy = policy
         self.loads = loads
-        self.fleet = candidates.Fleet(self.loads, policy.long_share)
+        self.fleet = candidates.Fleet(self.loads, policy.long_share, policy.prefill_steps)
         self._chunk_bytes = chunk_bytes
         self._limit = limit
         self._indexes: dict[str, prefixes.Index] = {}
@@ -134,15 +134,19 @@ class Router:
     def adopt(self, ask: routing.Ask, replica_id: ids.ReplicaId) -> load.Guard:
         """Count a request on a replica, whatever room that has: it runs there already."""
         self.index(ask.model).dispatched(ask.prefix, replica_id)
-        return self._open(ask, replica_id, 0.0)
+        guard = self._open(ask, replica_id, 0.0)
+        guard.prefilled()  # how far it is nobody says here; its first token may have come long ago
+        return guard
 
     def _open(self, ask: routing.Ask, replica_id: ids.ReplicaId, cached_share: float) -> load.Guard:
+        prefill = round(ask.prompt_tokens * (1 - cached_share))
         return self.loads.open(
             ask.model,
             replica_id,
             ask.tier,
             ask.seats,
-            tokens=round(ask.prompt_tokens * (1 - cached_share)) + ask.output_tokens,
+            tokens=prefill + ask.output_tokens,
+            prefill=prefill,
             kv_tokens=ask.kv_tokens,
         )
 

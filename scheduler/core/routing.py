@@ -28,12 +28,14 @@ class Policy:
         least_share: a cached prefix that is a smaller part of the prompt attracts nothing: else a system
             prompt that all share would draw every new conversation to the replica that had it first.
         long_share: part of a model's replicas that are this pool.
+        prefill_steps: see `candidates.Member.prefill_limit`.
     """
 
     factor: float = 1.25
     slack_tokens: int = 2048
     least_share: float = 0.1
     long_share: float = 0.25
+    prefill_steps: float = candidates.PREFILL_STEPS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -177,7 +179,13 @@ def _able(
     """Return those of ``members`` that have room now, in their order."""
     seats, kv = ask.seats, ask.kv_tokens
     if ask.tier is requests.Tier.BATCH:
-        able = [m for m in members if batch_room(m, at.now) >= seats and _kv_batch(m, kv)]
+        able = [
+            m
+            for m in members
+            if m.load.prefill < m.prefill_limit
+            and batch_room(m, at.now) >= seats
+            and _kv_batch(m, kv)
+        ]
     else:
         # Batch does not count: the replica aborts it for us (rung 0). An idle replica takes anything:
         # what does not fit its KV cache at all is for the engine to refuse, in its own words.
@@ -185,6 +193,7 @@ def _able(
             m
             for m in members
             if (held := m.load).urgent + seats <= m.seats
+            and held.prefill < m.prefill_limit
             and (held.urgent_kv + kv <= m.kv_limit or not held.urgent)
         ]
     if ask.context_tokens > group.least_context:

@@ -31,8 +31,10 @@ def test_load_returns_to_zero(opens: list[Open], closes: list[int]) -> None:
     held = dict(enumerate(guards))
     for index in closes:  # in any order, some twice, some never opened
         if index < len(guards):
-            guards[index].close()
-            held.pop(index, None)
+            guards[index].prefilled()
+            if index % 3:  # some answer, some go before they do
+                guards[index].close()
+                held.pop(index, None)
         for replica in REPLICAS:
             mine = [g for g in held.values() if g.replica_id == replica]
             assert loads.total(replica) == sum(g.seats for g in mine)
@@ -40,6 +42,7 @@ def test_load_returns_to_zero(opens: list[Open], closes: list[int]) -> None:
             assert loads.tokens(replica) >= loads.total(replica)  # a seat is a token at least
             kv = kept[replica].urgent_kv + kept[replica].batch_kv
             assert kv == sum(g.kv_tokens for g in mine)
+            assert kept[replica].prefill == sum(g.prefill for g in mine)
             assert loads.at(replica) is kept[replica]
             assert loads.total(replica) == loads.batch(replica) + loads.urgent(replica)
         assert sum(loads.by_tier("chat").values()) == len(held)
@@ -92,4 +95,6 @@ def test_load_is_given_back_on_cancellation(opens: list[Open], cancelled: set[in
 
 def open_(loads: load.Loads, each: Open) -> load.Guard:
     replica, tier, seats, tokens, kv_tokens = each
-    return loads.open("chat", replica, tier, seats, tokens=tokens, kv_tokens=kv_tokens)
+    return loads.open(
+        "chat", replica, tier, seats, tokens=tokens, prefill=tokens // 2, kv_tokens=kv_tokens
+    )

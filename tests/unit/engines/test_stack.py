@@ -7,7 +7,7 @@ import pytest
 from starlette import types
 
 from engines.replica import engine, launch
-from scheduler.contracts import frames, usage
+from scheduler.contracts import errors, frames, usage
 from tests.unit.engines import asgi, scripted
 
 
@@ -324,3 +324,49 @@ def test_a_launch_record_survives_its_file_and_refuses_an_open_secret(tmp_path: 
     path.write_text('{"spec": {"engine": "abacus"}}')
     with pytest.raises(launch.LaunchError, match="abacus"):
         launch.Launch.read(path)
+
+
+def whole_answer(status: int, body: bytes) -> scripted.Script:
+    """Return an engine that answers in one piece, once its prompt was computed for a while."""
+
+    async def script(inner: scripted.Scripted, key: str, tap: engine.Tap, send: types.Send) -> None:
+        tap.prompt((1, 2, 3))
+        tap.prefilled(3, cached=1)
+        tap.emitted(0, (10,))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        tap.emitted(0, (11,))
+        tap.finished(0, "stop")
+        await scripted.begin(send, "application/json", status)
+        await scripted.part(send, body, more=False)
+
+    return script
+
+
+async def test_the_reader_of_a_whole_answer_hears_at_once_that_its_prompt_is_done(
+    sink: usage.MemorySink,
+) -> None:
+    _, app = scripted.build(whole_answer(200, b'{"choices": []}'), sink)
+    call = await asgi.post(app, asgi.identity())
+    assert [f.kind for f in call.all] == [frames.Kind.PROMPT, frames.Kind.DATA, frames.Kind.END]
+    assert (call.all[0].token_ids, call.all[0].chars) == ((1, 2, 3), 1)
+    assert (call.all[1].token_ids, call.client_bytes) == ((10, 11), b'{"choices": []}')
+    assert call.end == frames.End(("stop",), 3, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, "bad_request"), (500, "engine_failed"), (503, "engine_failed")]
+)
+async def test_an_engine_that_refuses_after_its_first_token_ends_in_an_error_frame(
+    sink: usage.MemorySink, status: int, code: str
+) -> None:
+    body = b'{"error": {"message": "no", "code": %d}}' % status
+    _, app = scripted.build(whole_answer(status, body), sink)
+    call = await asgi.post(app, asgi.identity())
+    assert call.status == 200
+    assert (call.error.code, call.error.status, call.error.output_tokens) == (
+        code, status if status < 500 else errors.EngineFailed.status, 2,
+    )  # fmt: skip
+    assert "no" in call.error.message
+    (row,) = rows(sink)
+    assert row.outcome != "ok"

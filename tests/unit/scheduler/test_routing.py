@@ -360,3 +360,29 @@ def test_freshness_looks_at_change_not_at_the_other_machines_clock() -> None:
     assert not stale(15.5)
     known.observe([dataclasses.replace(one, stats=None)], 16.0)
     assert stale(16.0)
+
+
+def test_what_waits_for_its_prefill_waits_here_and_not_in_an_engine() -> None:
+    loads = load.Loads()
+    small = replica("r1", engine_args={"max-num-batched-tokens": 512})
+    known = situation(small, loads=loads)
+    first = loads.open("chat", ids.ReplicaId("r1"), I, tokens=1_000, prefill=1_000)
+    assert chosen(ASK, known) == "r1"
+    second = loads.open("chat", ids.ReplicaId("r1"), I, tokens=100, prefill=24)
+    assert chosen(ASK, known) is None
+    assert chosen(BATCH, known) is None
+    first.prefilled()
+    first.prefilled()
+    assert chosen(ASK, known) == chosen(BATCH, known) == "r1"
+    second.close()
+    second.prefilled()
+    first.close()
+    assert loads.idle
+
+
+def test_the_step_of_an_engine_that_says_nothing_is_vllms_own() -> None:
+    assert candidates.step_tokens(replica("r").spec) == candidates.STEP_TOKENS
+    odd = replica("r", engine_args={"max-num-batched-tokens": "many"})
+    assert candidates.step_tokens(odd.spec) == candidates.STEP_TOKENS
+    unknown = replica("r", engine=fleet.EngineKind.HTTP)
+    assert candidates.step_tokens(unknown.spec) == float("inf")
