@@ -26,35 +26,34 @@ def facct(
     return command_line.run("facct", lambda: _facct(argv, api, out, err, (env, now, tz)), err=err)
 
 
-def _facct_parser() -> command_line.Parser:
-    parser = command_line.Parser(
+def parser() -> command_line.Parser:
+    """Return facct's parser."""
+    made = command_line.Parser(
         prog="facct",
         description="Show what requests, batch jobs and leases used.",
         epilog="examples:\n  facct -S now-1hour -X\n  facct -j 12 -o jobid%-30,state,reason\n"
         "  facct --leases -P",
     )
-    asking.window_options(parser)
-    parser.add_argument("-j", "--jobs", metavar="LIST", help="batch jobs, job.line, request ids")
-    parser.add_argument("-s", "--state", metavar="LIST", help="in these states (CD, F, PR …)")
-    parser.add_argument("-X", "--allocations", action="store_true", help="no lines of batch jobs")
-    parser.add_argument("-D", "--duplicates", action="store_true", help="every attempt as a row")
-    parser.add_argument("-T", "--truncate", action="store_true", help="clip times to the window")
-    parser.add_argument("--leases", action="store_true", help="leases instead, with GPU-seconds")
-    parser.add_argument("-o", "--format", metavar="FIELDS", help="comma list, field%%width")
-    parser.add_argument("--units", metavar="KMGT", default="", help="tokens in K, M, G or T")
-    parser.add_argument(
-        "--noconvert", action="store_true", help="tokens as whole numbers (default)"
-    )
-    parser.add_argument("--helpformat", action="store_true", help="list the fields")
-    asking.output_options(parser)
-    return parser
+    asking.window_options(made)
+    made.add_argument("-j", "--jobs", metavar="LIST", help="batch jobs, job.line, request ids")
+    made.add_argument("-s", "--state", metavar="LIST", help="in these states (CD, F, PR …)")
+    made.add_argument("-X", "--allocations", action="store_true", help="no lines of batch jobs")
+    made.add_argument("-D", "--duplicates", action="store_true", help="every attempt as a row")
+    made.add_argument("-T", "--truncate", action="store_true", help="clip times to the window")
+    made.add_argument("--leases", action="store_true", help="leases instead, with GPU-seconds")
+    made.add_argument("-o", "--format", metavar="FIELDS", help="comma list, field%%width")
+    made.add_argument("--units", metavar="KMGT", default="", help="tokens in K, M, G or T")
+    made.add_argument("--noconvert", action="store_true", help="tokens as whole numbers (default)")
+    made.add_argument("--helpformat", action="store_true", help="list the fields")
+    asking.output_options(made)
+    return made
 
 
 def _facct(
     argv: Sequence[str], api: ports.Api, out: TextIO, err: TextIO, place: asking.Place
 ) -> int:
     env, now, tz = place
-    options = _facct_parser().parse_args(list(argv))
+    options = parser().parse_args(list(argv))
     if options.helpformat:
         layout.print_fields(fields.FIELDS, out)
         return 0

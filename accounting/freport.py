@@ -26,8 +26,9 @@ def freport(
     return command_line.run("freport", lambda: _freport(argv, api, out, err, place), err=err)
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.Parser(
+def parser() -> command_line.Parser:
+    """Return freport's parser."""
+    made = command_line.Parser(
         prog="freport",
         description="Tokens, GPU time and cost by cluster, team, user, model, tier or endpoint; 'bill': a\n"
         "month's bill, line by line; or 'reconcile': every lease in Forebay's and in Slurm's books.\n"
@@ -36,33 +37,31 @@ def _parser() -> command_line.Parser:
         "  freport user by month --month 2026-11 --csv\n  freport bill --month 2026-11 -A physics\n"
         "  freport team --month 2026-11 -A physics --html physics.html\n  freport reconcile -S now-1day",
     )
-    parser.add_argument("report", choices=[*freport_rows.REPORTS, "bill", "reconcile"])
-    parser.add_argument("words", nargs="*", default=[], metavar="by UNIT",
+    made.add_argument("report", choices=[*freport_rows.REPORTS, "bill", "reconcile"])
+    made.add_argument("words", nargs="*", default=[], metavar="by UNIT",
                         help="hour, day (default) or month")  # fmt: skip
-    asking.window_options(parser)
-    parser.add_argument("--month", metavar="YYYY-MM", help="that month, instead of -S and -E")
-    parser.add_argument("-t", dest="unit", metavar="UNIT", default="Seconds",
+    asking.window_options(made)
+    made.add_argument("--month", metavar="YYYY-MM", help="that month, instead of -S and -E")
+    made.add_argument("-t", dest="unit", metavar="UNIT", default="Seconds",
                         help="GPU time in Seconds, Minutes, Hours or Percent")  # fmt: skip
-    parser.add_argument("-T", dest="measures", metavar="LIST", default="gpu,tokens",
+    made.add_argument("-T", dest="measures", metavar="LIST", default="gpu,tokens",
                         help="of gpu, tokens, cost, efficiency")  # fmt: skip
-    parser.add_argument("-o", "--format", metavar="FIELDS", help="comma list, field%%width")
-    parser.add_argument(
-        "--chart", action="store_true", help="bars of the first of -T, on a terminal"
-    )
-    parser.add_argument(
+    made.add_argument("-o", "--format", metavar="FIELDS", help="comma list, field%%width")
+    made.add_argument("--chart", action="store_true", help="bars of the first of -T, on a terminal")
+    made.add_argument(
         "--png", metavar="FILE", type=Path, help="a chart of the first of -T over time"
     )
-    parser.add_argument(
+    made.add_argument(
         "--html", metavar="FILE", type=Path, help="team and --month: a statement to send"
     )
-    asking.output_options(parser)
-    return parser
+    asking.output_options(made)
+    return made
 
 
 def _freport(
     argv: Sequence[str], api: ports.Api, out: TextIO, err: TextIO, place: asking.Place
 ) -> int:
-    options = _parser().parse_intermixed_args(list(argv))  # `team --month 2026-11 by day` too
+    options = parser().parse_intermixed_args(list(argv))  # `team --month 2026-11 by day` too
     style = asking.style(options)
     _check(options, style, out)
     if options.html is not None:
