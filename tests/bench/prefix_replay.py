@@ -248,13 +248,14 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="prefix_replay", description=__doc__)
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--blocks", type=int, nargs="+", default=[500, 1000, 2000, 4000, 8000])
-    parser.add_argument("--speed", type=float, nargs="+", default=[1.0])
+    parser.add_argument("--speed", type=float, nargs="+", default=[8.0])
+    parser.add_argument("--at-once", type=int, default=0, help="0: by the trace's time")
     options = parser.parse_args(words)
     rows = workload.load(options.requests)
     result = []
     for speed in options.speed:
         for blocks in options.blocks:
-            engine = Engine(blocks=blocks, speed=speed)
+            engine = Engine(blocks=blocks, speed=speed, at_once=options.at_once)
             arms = {arm: replay(rows, arm, engine) for arm in ARMS}
             result.append(
                 {

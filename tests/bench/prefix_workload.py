@@ -20,6 +20,7 @@ TRACE = Path(__file__).parents[1] / "data" / "traces" / "mooncake_conversation.j
 SCALE = 16
 BLOCK_TOKENS = 512 // SCALE
 CHUNK_BYTES = prefixes.CHUNK_BYTES // SCALE
+WHOLE = 3000  # requests in the file
 MOST_BLOCKS = 59  # 1,888 tokens: the rest of 2,048 is for the answer
 
 
@@ -48,19 +49,26 @@ class Request:
         return "".join([block_text(block) for block in self.blocks])
 
 
-def load(count: int) -> list[Request]:
-    """Return the first ``count`` requests; those that come in one instant are spread over its 3 s."""
+def load(count: int = WHOLE) -> list[Request]:
+    """Return about ``count`` requests of the trace's 3,000, in its order.
+
+    Whole conversations are drawn, by the block that tells them apart, so that as much is shared as in all.
+    Those that come in one instant are spread over its 3 s.
+    """
     found: list[Request] = []
     with TRACE.open(encoding="ascii") as lines:
         for line in lines:
-            if len(found) == count:
-                break
             row = json.loads(line)
             blocks = tuple(row["hash_ids"][: row["input_length"] // 512][:MOST_BLOCKS])
-            if blocks:
+            if blocks and _draw(blocks) * WHOLE < count:
                 output = max(1, row["output_length"] // SCALE)
                 found.append(Request(row["timestamp"] / 1000, blocks, output))
     return _spread(found)
+
+
+def _draw(blocks: Sequence[int]) -> float:
+    """Return a number in [0, 1) for a prompt's conversation; all begin with the same first block."""
+    return random.Random(blocks[min(1, len(blocks) - 1)]).random()
 
 
 def _spread(rows: Sequence[Request]) -> list[Request]:
