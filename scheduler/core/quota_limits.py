@@ -152,6 +152,12 @@ class Rules:
         """Whether there are any."""
         return bool(self._by_owner)
 
+    @property
+    def periods(self) -> frozenset[Period]:
+        """The periods that any of them is for."""
+        every = (limit for found in self._by_owner.values() for limit in found)
+        return frozenset(limit.key.kind.period for limit in every)
+
     def of(self, key: Key) -> Limit | None:
         """Return the limit of a counter, as it was set: its own, or one for `EVERY`; None without."""
         names = ("",) if key.scope is Scope.TEAM else (key.name, EVERY)

@@ -10,7 +10,7 @@ from accounting import billing_commands
 from scheduler.contracts import command_line, ports, requests, times
 from scheduler.runtime import listing, quota_commands
 
-KINDS = ("models", "replicas", "leases", "nodes", "queue", "plan", "events")
+KINDS = ("models", "replicas", "leases", "nodes", "queue", "quotas", "plan", "events")
 Doctor = Callable[[TextIO], int]  # what is done on this host, without a gateway
 _EXAMPLES = """examples:
   fctl show leases              what Forebay holds in Slurm

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scheduler.contracts import times
+from scheduler.core import quota_limits as limits
 
 
 def rows(what: str, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -73,6 +74,8 @@ def rows(what: str, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
             for plan in answer["plans"]
             for action in plan["actions"]
         ]
+    if what == "quotas":
+        return [quota(row) for row in answer["quotas"]]
     return [
         {"at": when(event["at_us"]), "subject": event["subject"], "text": event["text"]}
         for event in answer["events"]
@@ -95,6 +98,32 @@ def _replica_row(replica: Mapping[str, Any]) -> dict[str, Any]:
         "node": replica["node"],
         "reason": replica["reason"],
     }
+
+
+def quota(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a table shows of a quota."""
+    kind, used = limits.Kind(row["kind"]), row["used"]
+    share = f"{used * 100 // row['amount']}%" if used is not None and row["amount"] else ""
+    return {
+        "team": row["team"],
+        "for": quota_owner(row),
+        "model": row["model"] or "all",
+        "tier": row["tier"] or "all",
+        "kind": row["kind"],
+        "limit": kind.show(row["amount"]) + ("" if row["hard"] else " soft"),
+        "used": "each" if used is None else kind.show(used),
+        "share": share,
+        "state": row["state"],
+        "resets": when(row["resets_us"]) if row["resets_us"] else "",
+        "drift": kind.show(row["drift"]) if row["checked_us"] else "",
+        "by": row["author"],
+        "reason": row["reason"],
+    }
+
+
+def quota_owner(row: Mapping[str, Any]) -> str:
+    """Return whose use of a team a quota counts."""
+    return "team" if row["scope"] == limits.Scope.TEAM else f"{row['scope']} {row['name']}"
 
 
 def when(at_us: int) -> str:

@@ -74,13 +74,12 @@ async def check(
     if not rules:
         return {}
     now_us = time.wall_us()
-    spans = {
-        period: limits.window(period, now_us) for period in (limits.Period.DAY, limits.Period.MONTH)
-    }
+    spans = {period: limits.window(period, now_us) for period in rules.periods}
     starts = [start for start, _ in spans.values()]
+    longest = min(starts), max(end for _, end in spans.values())
     before = await asyncio.to_thread(registry.sums, starts)
     await time.sleep(settle_s)
-    rows = await asyncio.to_thread(ledger.consumed, *spans[limits.Period.MONTH])
+    rows = await asyncio.to_thread(ledger.consumed, *longest)
     await time.sleep(settle_s)
     after = await asyncio.to_thread(registry.sums, starts)
     found = totals(rules, rows, pricing, spans)

@@ -129,30 +129,10 @@ def _show(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
     elif not answer["quotas"]:
         print("no quotas", file=out)
     else:
-        rows = [_row(row) for row in answer["quotas"]]
+        rows = [listing.quota(row) for row in answer["quotas"]]
         command_line.table(
             [name.upper() for name in rows[0]], [[*row.values()] for row in rows], out
         )
-
-
-def _row(row: dict[str, Any]) -> dict[str, str]:
-    kind, used = limits.Kind(row["kind"]), row["used"]
-    share = f"{used * 100 // row['amount']}%" if used is not None and row["amount"] else ""
-    return {
-        "team": row["team"],
-        "for": _for(row),
-        "model": row["model"] or "all",
-        "tier": row["tier"] or "all",
-        "kind": row["kind"],
-        "limit": kind.show(row["amount"]) + ("" if row["hard"] else " soft"),
-        "used": "each" if used is None else kind.show(used),
-        "share": share,
-        "state": row["state"],
-        "resets": listing.when(row["resets_us"]) if row["resets_us"] else "",
-        "drift": kind.show(row["drift"]) if row["checked_us"] else "",
-        "by": row["author"],
-        "reason": row["reason"],
-    }
 
 
 def _history(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
@@ -164,7 +144,7 @@ def _history(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> No
         (
             listing.when(row["at_us"]),
             row["team"],
-            _for(row),
+            listing.quota_owner(row),
             row["model"] or "all",
             row["tier"] or "all",
             row["kind"],
@@ -180,12 +160,11 @@ def _history(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> No
     command_line.table(header, rows, out)
 
 
-def _for(row: dict[str, Any]) -> str:
-    return "team" if row["scope"] == limits.Scope.TEAM else f"{row['scope']} {row['name']}"
-
-
 def _who(row: dict[str, Any]) -> str:
-    parts = [f"team {row['team']}", "" if row["scope"] == limits.Scope.TEAM else _for(row)]
+    parts = [
+        f"team {row['team']}",
+        "" if row["scope"] == limits.Scope.TEAM else listing.quota_owner(row),
+    ]
     parts += [row["model"] and f"model {row['model']}", row["tier"] and f"tier {row['tier']}"]
     return " ".join(part for part in parts if part)
 

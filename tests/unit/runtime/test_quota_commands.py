@@ -109,6 +109,7 @@ def test_set_show_and_remove(site: Site) -> None:
     site.registry.quotas.exchange(told, (0, 0), NOON)
     site.registry.quotas.correct({(day, DAY): -5}, {}, NOON)
     _, shown = site.fctl("quota show team=physics")
+    assert site.fctl("show quotas")[1] == shown
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     assert lines[0].startswith("TEAM FOR MODEL TIER KIND LIMIT USED SHARE STATE")
     assert lines[1].startswith("physics team all all cost_per_month 12.50 1.25 10% ok")
