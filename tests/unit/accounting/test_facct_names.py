@@ -1,0 +1,100 @@
+"""facct beside names that other tools choke on, and leases that ran more than once."""
+
+import csv
+import datetime
+import io
+import re
+from typing import Any, TextIO
+
+import pytest
+
+from accounting import facct, spool
+from scheduler.contracts import clock
+from tests.unit.accounting import samples, test_commands, world
+
+NAMES = [
+    "a|b",
+    "x\ny",
+    "caf\udce9",
+    "back\\slash",
+    "tab\there",
+    "naïve 漢字",
+    "\x1b[31mred",
+    '"q",r',
+]
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> test_commands.Gateway:
+    state = tmp_path_factory.mktemp("state")
+    sink = spool.Spool(state / "spool" / "g", "g", clock=clock.FakeClock())
+    for number, name in enumerate(NAMES):
+        sink.append(samples.row("close", f"q{number}", user=name, reason=name))
+        line: dict[str, Any] = {"user": "bob", "custom_id": name, "batch_job_id": 12}
+        sink.append(samples.row("close", f"b{number}", **line))
+    start = world.NOON
+    for run, seconds in enumerate((100, 200, 50)):
+        sink.append(samples.gpu(0, seconds, run=run, start_us=start))
+        start += (seconds + 30) * world.SECOND
+    sink.close()
+    return test_commands.Gateway(state, world.ADMIN)
+
+
+def run(api: test_commands.Gateway, line: str, out: TextIO | None = None) -> str:
+    shown, err = out or io.StringIO(), io.StringIO()
+    prog, *argv = line.split()
+    assert prog == "facct"
+    code = facct.facct(
+        argv, api=api, out=shown, err=err, env={}, now=test_commands.NOW, tz=datetime.UTC
+    )
+    assert (code, err.getvalue()) == (0, "")
+    return shown.getvalue() if isinstance(shown, io.StringIO) else ""
+
+
+def fields(line: str) -> list[str]:
+    """Split a parsable line as its documentation says: at delimiters without a backslash before them."""
+    return re.findall(r"(?:^|\|)((?:[^|\\]|\\.)*)", line)
+
+
+def test_no_name_shifts_a_field_or_breaks_a_line(api: test_commands.Gateway) -> None:
+    """L10, facct's half."""
+    lines = run(api, "facct -P -o user,customid,state,reason").splitlines()
+    rows = [fields(line) for line in lines]
+    assert len(rows) == 2 + 2 * len(NAMES)  # the header and the job
+    assert {len(row) for row in rows} == {4}
+    shown = {r"a\|b", r"x\ny", "naïve 漢字", r"\x1b[31mred"}
+    assert shown <= {row[0] for row in rows}
+    assert shown <= {row[1] for row in rows if row[0] == "bob"}
+    assert shown <= {row[3] for row in rows}
+    closed = run(api, "facct -p -n -o user,state").splitlines()
+    assert all(line.endswith("|") for line in closed)
+    table = run(api, "facct -n -o user%-20,customid%-20,state%-10").splitlines()
+    assert len(table) == len(closed) == len(lines) - 1
+
+
+def test_csv_and_json_keep_the_names_as_they_are(api: test_commands.Gateway) -> None:
+    text = run(api, "facct --csv -X -o user,state")
+    users = [
+        row["User"] for row in csv.DictReader(io.StringIO(text)) if row["State"] == "COMPLETED"
+    ]
+    assert {"a|b", "x\ny", '"q",r', "naïve 漢字"} <= set(users)
+
+
+def test_a_terminal_without_unicode_still_gets_every_row(api: test_commands.Gateway) -> None:
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii", errors="backslashreplace")
+    run(api, "facct -P -n -X -o user", out)
+    out.flush()
+    assert rb"na\xefve \u6f22\u5b57" in raw.getvalue()
+
+
+def test_every_run_of_a_requeued_lease_is_in_its_gpu_seconds(api: test_commands.Gateway) -> None:
+    """A8: runs of 100, 200 and 50 s on 4 GPUs."""
+    assert run(api, "facct --leases -P -n -o lease,gpus,runs,gpuseconds") == "l-1|4|3|1400\n"
+
+
+def test_times_are_said_as_unknown_and_exit_codes_as_slurm_writes_them(
+    api: test_commands.Gateway,
+) -> None:
+    line = run(api, "facct -P -n -j q0 -o firsttoken,exitcode,ttft")
+    assert line == "Unknown|0:0|\n"
