@@ -328,3 +328,23 @@ class SlurmPort(Protocol):
     def config(self) -> Mapping[str, str]:
         """Return the controller's configuration (`scontrol show config`), for `fctl doctor`."""
         ...
+
+
+class AccountBooks(Protocol):
+    """Slurm's own books by account; `slurm_plugins.sreport` is the real one."""
+
+    def accounts(self, job_ids: Iterable[ids.SlurmJobId]) -> Mapping[ids.SlurmJobId, str]:
+        """Return which account each job was charged to; unknown jobs are left out.
+
+        Raises:
+            SlurmError: accounting is off or does not answer.
+        """
+        ...
+
+    def gpu_seconds(self, start_us: int, end_us: int) -> Mapping[str, int]:
+        """Return each account's GPU-seconds between two whole UTC hours, by Slurm's hourly sums.
+
+        Raises:
+            SlurmError: accounting is off or does not answer.
+        """
+        ...
