@@ -6,6 +6,7 @@ does not stretch by waiting, and in wall time. The last line is JSON.
 """
 
 import argparse
+import collections
 import dataclasses
 import gc
 import json
@@ -103,6 +104,7 @@ def drive(kind: str, decisions: int, seed: int) -> dict[str, float]:
     unit, prompts = router.Router(load.Loads()), conversations(draws)
     unit.observe([replica(n, adapters, 0) for n in range(REPLICAS)], 0.0)
     running: list[router.Placed] = []
+    reading: collections.deque[router.Placed] = collections.deque()
     times = Times()
     moment = router.Moment(0.1)
     gc.collect()
@@ -129,6 +131,9 @@ def drive(kind: str, decisions: int, seed: int) -> dict[str, float]:
         if placed is None:
             raise SystemExit("bench-routing: no room: the load is too high for the fleet")
         running.append(placed)
+        reading.append(placed)
+        if len(reading) > REPLICAS:  # about one prompt a replica is being computed
+            reading.popleft().guard.prefilled()
         if len(running) > IN_FLIGHT:
             last = running.pop(draws.randrange(len(running)))
             last.guard.close()
