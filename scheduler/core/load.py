@@ -17,7 +17,7 @@ class Load:
     Attributes:
         urgent: seats that interactive and standard requests hold.
         batch: seats that batch holds.
-        tokens: work: uncached prompt tokens plus estimated output tokens, at least 1 a seat.
+        tokens: work: prompt tokens still to compute plus estimated output tokens, at least 1 a seat.
         prefill: of these, uncached prompt tokens of requests that have not begun to answer.
         urgent_kv: KV cache that interactive and standard requests come to hold, in tokens.
         batch_kv: the same for batch.
@@ -66,10 +66,18 @@ class Guard:
             loads.release(self)
 
     def prefilled(self) -> None:
-        """Note that its prompt has been computed; a second call, or one after `close`, does nothing."""
-        prefill, self.prefill = self.prefill, 0
-        if prefill and self._loads is not None:
-            self._loads.at(self.replica_id).prefill -= prefill
+        """Note that its prompt has been computed, and is no work any more.
+
+        A second call, or one after `close`, does nothing.
+        """
+        if not self.prefill or self._loads is None:
+            return
+        load = self._loads.at(self.replica_id)
+        done = min(self.prefill, self.tokens - self.seats)  # each seat stays counted as one at least
+        load.prefill -= self.prefill
+        load.tokens -= done
+        self.tokens -= done
+        self.prefill = 0
 
     def __enter__(self) -> "Guard":
         """Return itself: the place is held until the block ends."""
