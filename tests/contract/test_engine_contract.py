@@ -215,12 +215,13 @@ async def test_an_engine_that_dies_ends_streams_with_an_error(
     await began.wait()
     subject.kill()
     answer = await task
-    assert answer.error.code == "replica_lost"
+    # An external server that reports its death is not yet known to be dead.
+    assert answer.error.code in {"replica_lost", "engine_failed"}
     assert DONE not in answer.client_bytes
     assert b'"finish_reason": "' not in answer.client_bytes
     assert (await subject.row("q1")).outcome == "replica_lost"
     after = await subject.ask(SHORT, request_id="q2")
-    assert after.status >= 500 or after.error.code == "replica_lost"
+    assert after.status >= 500 or after.error.code in {"replica_lost", "engine_failed"}
 
 
 async def test_plain_answers_for_an_admin(subject: engine_subject.Subject) -> None:

@@ -207,11 +207,11 @@ class TestFrames:
         body = {"model": "chat", "messages": ASK, "max_tokens": 3, "temperature": 0, "stream": True}
         found, _ = engine_vllm.ask(replica, CHAT, body)
 
-        first, second = data(found)[:2]
-        (role,) = engine_vllm.events(first.payload)
+        first = data(found)[0]
+        role, token = engine_vllm.events(first.payload)  # they come together, so they go together
         assert role["choices"][0]["delta"]["role"] == "assistant"
-        assert first.token_ids == ()
-        assert second.token_ids
+        assert len(first.token_ids) == 1
+        assert first.chars == len(token["choices"][0]["delta"]["content"])
 
     def test_cached_prompt_tokens_are_told_apart(self, replica: engine_vllm.Replica) -> None:
         body = {
@@ -607,6 +607,9 @@ def test_the_stats_move_with_the_work(replica: engine_vllm.Replica) -> None:
     assert after["steps_total"] - before["steps_total"] >= 40
     assert 0 < after["stats"]["step_ms"] < 1_000
     assert after["stats"]["kv_free"] == after["stats"]["kv_blocks"] > 0
+    assert after["stats"]["kv_block_tokens"] == 32
+    assert after["stats"]["queued"] == 0
+    assert 0 < after["stats"]["ttft_ms"] < 60_000
 
 
 def test_no_path_answers_without_the_secret(replica: engine_vllm.Replica) -> None:

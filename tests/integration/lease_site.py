@@ -197,12 +197,13 @@ def desired(
     drain_s: float = 5.0,
     gpus: int = 2,
     weights: str = "",
+    model: str = "m",
     **args: Any,
 ) -> pb.ReplicaDesired:
     """Return a simulated replica that takes 5 ms a step; with ``weights`` it is vLLM's."""
     arguments: Mapping[str, Any] = args if weights else {"step-base-ms": 5, **args}
     engine = pb.ReplicaSpec(
-        model="m",
+        model=model,
         version="1",
         engine="vllm" if weights else "simulated",
         weights=weights,
