@@ -127,16 +127,16 @@ def test_a_worker_that_is_killed_gives_back_its_seats(crowd: running.Running) ->
 
 
 def test_the_admitting_process_is_killed_and_streams_do_not_notice(crowd: running.Running) -> None:
-    streams = [clients.Stream(crowd, crowd.key, 400).begun() for _ in range(6)]
+    streams = [clients.Stream(crowd, crowd.key, 900).begun() for _ in range(6)]
     waiting.eventually(lambda: used(crowd) == 6, "six seats in use")
     before = crowd.part("gateway-admission")
     before.kill()
     late = clients.post(crowd, crowd.key, clients.chat(2))  # waits for the next one, or is told so
     assert late.status_code == 200 or (late.status_code == 503 and late.headers["retry-after"])
     waiting.eventually(lambda: crowd.part("gateway-admission").pid != before.pid, "an heir")
-    running_now = [stream for stream in streams if not stream.done]
-    waiting.eventually(lambda: used(crowd) <= 6, "the heir's count")
-    assert all(stream.ended().whole for stream in streams), [vars(each) for each in running_now]
+    waiting.eventually(lambda: used(crowd) == 6, "the heir to count what runs")
+    assert not any(stream.done for stream in streams)
+    assert all(stream.ended().whole for stream in streams)
     waiting.eventually(lambda: used(crowd) == 0, "every seat given back")
     assert clients.post(crowd, crowd.key, clients.chat(2)).status_code == 200
     crowd.settled()
