@@ -35,7 +35,8 @@ def parser() -> command_line.Parser:
         "Yesterday, unless -S says otherwise.",
         epilog="examples:\n  freport team\n  freport model by hour -S today -t Hours -T gpu,cost --chart\n"
         "  freport user by month --month 2026-11 --csv\n  freport bill --month 2026-11 -A physics\n"
-        "  freport team --month 2026-11 -A physics --html physics.html\n  freport reconcile -S now-1day",
+        "  freport team --month 2026-11 -A physics --html physics.html\n  freport reconcile -S now-1day\n"
+        "  freport reconcile by account -S 2026-11-01 -E 2026-11-30",
     )
     made.add_argument("report", choices=[*freport_rows.REPORTS, "bill", "reconcile"])
     made.add_argument("words", nargs="*", default=[], metavar="by UNIT",
@@ -203,14 +204,20 @@ def _reconcile(
     place: asking.Place,
 ) -> int:
     (out, err), (_, _, tz) = streams, place
-    freport_rows.period(options.words)
-    columns = freport_rows.RECONCILE
+    words = [word.lower() for word in options.words if word.lower() != "by"]
+    if words not in ([], ["lease"], ["account"]):
+        raise CommandError(f"what is {' '.join(options.words)!r}? Write: by lease or by account")
+    by = (*words, "lease")[0]
+    columns, title = freport_rows.RECONCILE, freport_rows.RECONCILE_TITLE
+    if by == "account":
+        columns, title = freport_rows.ACCOUNTS, freport_rows.ACCOUNTS_TITLE
     if options.format:
         columns = layout.choose(options.format, columns)
     window = _window(options, place)
-    answer = asking.ask(api, "reconcile", options, window)
+    answer = asking.ask(api, "reconcile", options, window, by=by)
+    window = windows.Window(**answer["window"])
     if not _quiet(options, style):
-        _head(freport_rows.RECONCILE_TITLE, asking.window_text(window, tz), out)
+        _head(title, asking.window_text(window, tz), out)
     asking.emit(columns, answer["rows"], tz, (options, style, asking.about(window, tz)), out)
     bad = any(row.get("agrees") is False for row in answer["rows"])
     return max(asking.complain("freport", [answer], err), int(bad))

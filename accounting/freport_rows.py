@@ -10,6 +10,7 @@ from scheduler.contracts.command_line import CommandError
 
 REPORTS = ("cluster", "team", "user", "model", "tier", "endpoint")
 RECONCILE_TITLE = "Leases in Forebay's and in Slurm's books, GPU time in Seconds"
+ACCOUNTS_TITLE = "Slurm accounts in three books, whole hours, GPU time in Seconds"
 _UNITS = {"Seconds": 1_000_000, "Minutes": 60_000_000, "Hours": 3_600_000_000, "Percent": 0}
 MEASURES = ("gpu", "tokens", "cost", "efficiency")
 _KEYS = {
@@ -218,6 +219,15 @@ RECONCILE = [
     layout.Column("Difference", 10, _difference),
     layout.Column("Allowed", 8, _seconds("allowed_us")),
     layout.Column("Agrees", 6, _agrees),
+    layout.Column("Note", -40, _plain("note")),
+]
+
+
+ACCOUNTS = [
+    layout.Column("Account", -16, _plain("account")),
+    layout.Column("Forebay", 14, _seconds("forebay_us")),
+    layout.Column("Sacct", 14, _seconds("sacct_us")),
+    layout.Column("Sreport", 14, _seconds("sreport_us")),
     layout.Column("Note", -40, _plain("note")),
 ]
 

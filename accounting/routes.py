@@ -6,7 +6,7 @@
 | ``/jobs`` | batch jobs |
 | ``/leases`` | leases with GPU-µs |
 | ``/rollup`` | tokens, GPU-µs, cost; ``by`` cluster, team, user, model, tier, endpoint; by ``unit`` |
-| ``/reconcile`` | leases in Forebay's and in Slurm's books |
+| ``/reconcile`` | leases in Forebay's and in Slurm's books; ``by=account``: accounts, in sreport's too |
 | ``/bill`` | the lines of a month's bill; ``month`` as 2026-11 |
 
 Parameters: ``start_us``, ``end_us`` (UTC µs); ``cluster``, ``team``, ``user``, ``model``, ``tier``,
@@ -28,6 +28,7 @@ import fastapi
 from fastapi import concurrency, responses
 
 from accounting import (
+    account_books,
     billing,
     books,
     manifest,
@@ -105,13 +106,18 @@ class _Usage:
     """The work behind the paths; every method blocks and runs in a thread."""
 
     def __init__(
-        self, state_dir: Path, table: settings.Accounting, port: slurm.SlurmPort | None
+        self,
+        state_dir: Path,
+        table: settings.Accounting,
+        port: slurm.SlurmPort | None,
+        accounts: slurm.AccountBooks | None,
     ) -> None:
         self._books = books.Books(state_dir, memory_mb=table.memory_mb)
         self._billing = billing.Billing(state_dir, table)
         self._limit = table.rows_at_most
         self._weights = reports.Weights(table.prefill_weight, table.decode_weight)
         self._slurm = port
+        self._accounts = accounts
 
     def requests(self, asked: _Asked, each_attempt: bool, gpu: bool) -> dict[str, Any]:
         window = asked.window
@@ -200,6 +206,27 @@ class _Usage:
             "problems": _once(problems),
         }
 
+    def by_account(self, asked: _Asked) -> dict[str, Any]:
+        if not asked.caller.admin:
+            raise errors.Forbidden("accounts are shown to admins: others compare their own leases")
+        if self._slurm is None or self._accounts is None:
+            raise errors.NotFound(
+                "this gateway has no way to sreport: is Slurm's client installed?"
+            )
+        span = account_books.whole_hours(asked.window.start_us, asked.window.end_us)
+        if span[0] >= span[1]:
+            raise errors.BadRequest("sreport knows whole hours only: take a longer window")
+        with self._books.reading(*span) as reading:
+            leases = reports.lease_times(reading, asked.scope, asked.wanted, span)
+            problems = reading.problems
+        found = account_books.compare(self._slurm, self._accounts, leases, span)
+        return {
+            "window": {"start_us": span[0], "end_us": span[1]},
+            "rows": [dataclasses.asdict(each) for each in found],
+            "truncated": False,
+            "problems": _once(problems),
+        }
+
     def bill(self, asked: _Asked, month: str) -> dict[str, Any]:
         made = self._billing.month(known_month(month))
         wanted, scope = asked.wanted, asked.scope
@@ -241,6 +268,7 @@ def router(
     *,
     table: settings.Accounting | None = None,
     port: slurm.SlurmPort | None = None,
+    accounts: slurm.AccountBooks | None = None,
 ) -> fastapi.APIRouter:
     """Return the routes over one state folder.
 
@@ -248,8 +276,9 @@ def router(
         state_dir: Forebay's state folder, readable here.
         table: the settings; the defaults if not given.
         port: Slurm, for ``/reconcile``; without it that path answers 404.
+        accounts: Slurm's books by account, for ``/reconcile?by=account``, likewise.
     """
-    work = _Usage(state_dir, table or settings.Accounting(), port)
+    work = _Usage(state_dir, table or settings.Accounting(), port, accounts)
     routes = fastapi.APIRouter(prefix="/forebay/v1/usage", tags=["usage"])
 
     @routes.get("/requests")
@@ -275,8 +304,11 @@ def router(
         return await _run(asked, lambda ask: work.bill(ask, month))
 
     @routes.get("/reconcile")
-    async def _reconcile(asked: _Ask) -> fastapi.Response:
-        return await _run(asked, work.reconcile)
+    async def _reconcile(asked: _Ask, by: _Query = "lease") -> fastapi.Response:
+        if by not in {"lease", "account"}:
+            wrong = errors.BadRequest("by is lease or account", param="by")
+            return await _run(wrong, work.reconcile)
+        return await _run(asked, work.reconcile if by == "lease" else work.by_account)
 
     return routes
 

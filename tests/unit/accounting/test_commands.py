@@ -31,7 +31,7 @@ class Gateway:
     def __init__(self, state: Path, caller: requests.Caller) -> None:
         app = fastapi.FastAPI()
         port: Any = world.Books()
-        app.include_router(routes.router(state, port=port))
+        app.include_router(routes.router(state, port=port, accounts=world.AccountBooks()))
         table = settings.Accounting()
         app.include_router(billing_routes.router(state, table=table, time=clock.FakeClock()))
 
@@ -367,6 +367,19 @@ def test_freport_reconcile(run: Run) -> None:
         "Lease|SlurmJobID|GPUs|Forebay|Sacct|Difference|Allowed|Agrees|Note\n"
         "l-1|41|4|40.0|40.0|0.0|4.0|yes|\n"
     )
+
+
+def test_freport_reconcile_by_account_shows_three_books(run: Run) -> None:
+    line = "freport reconcile by account -S 2026-11-27T12:00 -E 2026-11-27T13:30 -P"
+    assert run(line) == (
+        "Account|Forebay|Sacct|Sreport|Note\n"
+        "forebay|40.0|40.0|41.0|\n"
+        "other|0.0|0.0|7200.0|no lease of Forebay's\n"
+    )
+    assert "T12:00:00 - 2026-11-27T13:00:00" in run(line.removesuffix(" -P"))
+    assert "shown to admins" in run(line, who=world.BOB, code=1)
+    assert "by lease or by account" in run("freport reconcile by planet", code=1)
+    assert "whole hours only" in run("freport reconcile by account -S 2026-11-27T12:10", code=1)
 
 
 def test_what_could_not_be_read_is_said_and_the_exit_code_tells(

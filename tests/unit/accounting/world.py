@@ -1,6 +1,7 @@
 """A small world of usage that several tests ask about: two teams, a batch job, a lease."""
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 
 from accounting import spool
@@ -50,6 +51,15 @@ ROWS: list[usage.Row] = [
 class Books:
     def accounting(self, job_id: ids.SlurmJobId) -> tuple[slurm.JobRun, ...]:
         return (slurm.JobRun(job_id, 0, slurm.JobState.COMPLETED, NOON, NOON + 10 * SECOND, 10, 4),)
+
+
+class AccountBooks:
+    def accounts(self, job_ids: Iterable[ids.SlurmJobId]) -> dict[ids.SlurmJobId, str]:
+        return dict.fromkeys(job_ids, "forebay")
+
+    def gpu_seconds(self, start_us: int, end_us: int) -> dict[str, int]:
+        assert (start_us, end_us) == (NOON, NOON + 3600 * SECOND)
+        return {"forebay": 41, "other": 7200, "none": 0}
 
 
 def write(state_dir: Path) -> None:
