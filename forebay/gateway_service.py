@@ -26,6 +26,8 @@ from scheduler.contracts import clock, quota, slurm, usage
 from scheduler.runtime import admin, client, directory, guard, quota_keeper, quota_routes
 from scheduler.runtime import settings as scheduler_settings
 from scheduler.runtime.registry import database, keys, store
+from slurm_plugins import select
+from slurm_plugins import settings as slurm_settings
 
 Told = Callable[[Mapping[str, str]], None]
 GATEWAY_FILE = "gateway.json"
@@ -212,7 +214,12 @@ class _Parts:
                 options=here.config.table(batch_settings.BatchJobsSettings),
                 clock=time,
             ),
-            accounting_routes.router(here.state, table=books, port=self._port),
+            accounting_routes.router(
+                here.state,
+                table=books,
+                port=self._port,
+                accounts=select.account_books(here.config.table(slurm_settings.SlurmSettings)),
+            ),
             billing_routes.router(here.state, table=books, time=time),
             admin.router(registry, self._fleet, time),
             quota_routes.router(quotas.routes(here, registry, self._port.associations, time)),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scheduler.contracts import slurm
-from slurm_plugins import cli, embedded, pyslurm_client, rest, settings, tokens
+from slurm_plugins import cli, embedded, pyslurm_client, rest, settings, sreport, tokens
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,6 +96,13 @@ def _cli(table: settings.SlurmSettings) -> slurm.SlurmPort:
     if shutil.which("sbatch") is None:
         raise slurm.SlurmUnavailable("sbatch is not on PATH")
     return cli.CliClient(_conf(table), cluster=table.cluster, timeout_s=table.call_timeout_s)
+
+
+def account_books(table: settings.SlurmSettings) -> slurm.AccountBooks | None:
+    """Return the way to sreport; None where Slurm's client is not installed or not used."""
+    if table.client == "embedded" or shutil.which("sreport") is None:
+        return None
+    return sreport.AccountBooks(_conf(table), cluster=table.cluster, timeout_s=table.call_timeout_s)
 
 
 def _embedded(table: settings.SlurmSettings, state_dir: Path) -> slurm.SlurmPort:
