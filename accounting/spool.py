@@ -15,13 +15,14 @@ Standard library only: this loads inside an engine's environment.
 
 import asyncio
 import concurrent.futures
+import errno
 import os
 import re
 import secrets
 import threading
 from pathlib import Path
 
-from accounting import segment
+from accounting import datasync, segment
 from scheduler.contracts import clock as clocks
 from scheduler.contracts import errors, usage
 
@@ -38,6 +39,7 @@ class _Open:
 
     def __init__(self, folder: Path, name: str, size: int, header: bytes) -> None:
         self.path = folder / name
+        self._name, self._marker = str(self.path), str(self.path.with_suffix(segment.TAKEN))
         self.size = size
         self.rows = 0
         self.unsynced: list[bytes] = []
@@ -52,6 +54,11 @@ class _Open:
             os.close(self.fd)
             self.path.unlink(missing_ok=True)
             raise
+
+    @property
+    def new(self) -> bool:
+        """Whether its name may not be on disk yet."""
+        return self._new
 
     @property
     def free(self) -> int:
@@ -76,7 +83,7 @@ class _Open:
 
     def taken(self) -> bool:
         """Whether the shipper has taken it; the order matters, see `accounting.ship`."""
-        return self.path.with_suffix(segment.TAKEN).exists() or not self.path.exists()
+        return os.path.exists(self._marker) or not os.path.exists(self._name)  # noqa: PTH110 - for each sync
 
     def seal(self) -> None:
         self._write(segment.encode_seal(self.rows))
@@ -96,7 +103,8 @@ class _Open:
 class Spool:
     """A `usage.UsageSink` on local disk: one for each process, made after the last fork.
 
-    `append` and `ready` belong to one thread (the event loop's); `sync` works in a thread of its own.
+    `append` and `ready` belong to one thread (the event loop's). `sync` has the kernel do its work where it
+    offers that, else it works in a thread of its own, as it does for all but the plain case.
 
     Args:
         folder: where the segments go; made if it is not there. Several writers may share it.
@@ -141,6 +149,7 @@ class Spool:
         self._closed = False
         self._encoder = segment.Encoder()
         self._flight: asyncio.Future[None] | None = None
+        self._kernel = datasync.open_()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, f"spool-{self._writer}")
         with self._lock:
             self._advance()
@@ -161,8 +170,8 @@ class Spool:
                 self._lose(current)
                 raise self._unavailable(error) from error
             self._appended += 1
-        if len(self._retired) > _RETIRED_AT_MOST:  # nobody syncs: bound what waits
-            self._flush()
+        if len(self._retired) > _RETIRED_AT_MOST and not self._in_kernel:
+            self._flush()  # nobody syncs: bound what waits
 
     def ready(self) -> None:
         """Return if there is room for the rows of everything admitted, and this request's.
@@ -192,9 +201,61 @@ class Spool:
         while self._synced < target:
             if self._flight is None or self._flight.done():
                 loop = asyncio.get_running_loop()
-                self._flight = loop.run_in_executor(self._thread, self._flush)
-                self._flight.add_done_callback(_consume)
+                self._flight = self._plainly(loop)
+                if self._flight is None:
+                    self._flight = loop.run_in_executor(self._thread, self._flush)
+                    self._flight.add_done_callback(_consume)
             await asyncio.shield(self._flight)
+
+    @property
+    def _in_kernel(self) -> bool:
+        return self._kernel is not None and self._kernel.flying
+
+    def _plainly(self, loop: asyncio.AbstractEventLoop) -> "asyncio.Future[None] | None":
+        """Let the kernel sync the current segment; None if there is more to do, or it can't.
+
+        The future ends without an exception: whoever waits looks at `_synced`, and a segment that was
+        lost is the next flush's business.
+        """
+        kernel, current = self._kernel, self._current
+        if kernel is None or current is None or not self._flushing.acquire(blocking=False):
+            return None
+        with self._lock:
+            one_thing = not (self._retired or self._lost or self._orphans or current.new)
+            mark, count = self._appended, len(current.unsynced)
+        done: asyncio.Future[None] = loop.create_future()
+
+        def landed(fault: int) -> None:
+            try:
+                if self._settled(current, count, fault):
+                    self._synced = mark
+            finally:
+                self._flushing.release()
+            if not loop.is_closed():  # from another thread where `close` waited for it
+                loop.call_soon_threadsafe(_wake, done)
+
+        if one_thing and kernel.begin(current.fd, landed):
+            return done
+        self._flushing.release()
+        if one_thing:  # not offered here after all
+            kernel.close()
+            self._kernel = None
+        return None
+
+    def _settled(self, one: _Open, count: int, fault: int) -> bool:
+        """Note a segment as synced; False if it failed or was taken, and its rows must go elsewhere."""
+        taken = fault == 0 and one.taken()
+        with self._lock:
+            if fault == 0 and not taken:
+                del one.unsynced[:count]
+                return True
+            if fault:
+                self._unavailable(OSError(fault, os.strerror(fault)))
+                self._retry_at = float("-inf")
+            else:
+                self._fault = f"usage spool {self._folder}: segments are taken while being written"
+            self._lose(one)
+        return False
 
     def close(self) -> None:
         """Write everything out, seal the segment and stop the thread; blocks for a few ms.
@@ -206,6 +267,8 @@ class Spool:
             if self._closed or os.getpid() != self._pid:
                 return
             self._closed = True
+        if self._kernel is not None:
+            self._kernel.land()
         try:
             if self._appended > self._synced:
                 self._flush()
@@ -219,6 +282,9 @@ class Spool:
                 spare.discard()
         finally:
             self._thread.shutdown()
+            if self._kernel is not None:
+                self._kernel.close()
+                self._kernel = None
 
     def _own(self) -> None:
         if os.getpid() != self._pid or self._closed:
@@ -288,6 +354,8 @@ class Spool:
         """Leave a segment whose file can't be trusted; what it owes goes to the next. Lock held."""
         self._orphans.extend(lost.unsynced)
         lost.unsynced = []
+        if lost in self._lost:
+            return
         if lost is self._current:
             self._current = None
         elif lost in self._retired:
@@ -314,19 +382,12 @@ class Spool:
         """Sync one segment; False if its rows must go elsewhere."""
         if count == 0:
             return True
+        fault = 0
         try:
             one.sync()
-            if not one.taken():
-                with self._lock:
-                    del one.unsynced[:count]
-                return True
-            self._fault = f"usage spool {self._folder}: segments are taken while being written"
         except OSError as error:
-            self._unavailable(error)
-            self._retry_at = float("-inf")
-        with self._lock:
-            self._lose(one)
-        return False
+            fault = error.errno or errno.EIO
+        return self._settled(one, count, fault)
 
     def _seal_retired(self) -> None:
         """Seal what has been left and owes nothing; a failure leaves it to the shipper's take-over."""
@@ -345,6 +406,11 @@ class Spool:
                         one.discard()
                 except OSError as error:
                     self._unavailable(error)
+
+
+def _wake(done: "asyncio.Future[None]") -> None:
+    if not done.done():
+        done.set_result(None)
 
 
 def _consume(flight: "asyncio.Future[None]") -> None:
