@@ -117,7 +117,7 @@ def _merge(
         pieces, given_up = _pieces(session, table, sum(each.rows for each in files), piece_rows)
         if given_up:
             since = generation  # rollups must look at the day again
-        merged = _write(folder, table, day, pieces)
+        merged = write_pieces(folder, table, day, pieces)
     span = min(each.first_us for each in files), max(each.last_us for each in files)
     entry = dataclasses.replace(
         merged, first_us=span[0], last_us=span[1], since=since, merged=table == schema.USAGE
@@ -171,8 +171,8 @@ SELECT * REPLACE (
     return each(), int(lost)
 
 
-def _write(folder: Path, table: str, day: str, pieces: Iterator[Any]) -> manifests.File:
-    """Stream the pieces into one file, durably."""
+def write_pieces(folder: Path, table: str, day: str, pieces: Iterator[Any]) -> manifests.File:
+    """Stream the pieces into one file, durably; the entry has no span yet."""
     wanted = schema.schema(table)
     partition = ship.partition(folder, table, day)
     path = partition / f"{ids.uuid7()}.parquet"

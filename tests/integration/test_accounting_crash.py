@@ -15,13 +15,16 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from accounting import books, manifest, schema, segment, ship, spool
+from accounting import books, compact, manifest, rolling, rollup, schema, segment, ship, spool
 from scheduler.contracts import clock, errors
 from tests import services
+from tests.integration import accounting_victims
 from tests.unit.accounting import samples
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(20)
+LONG_SEEDS = range(20, 520)
+READINGS = 10_000
 
 
 @contextlib.contextmanager
@@ -43,6 +46,17 @@ def closed(state: Path) -> list[tuple[str, str, int]]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_writer_killed_at_any_point_keeps_what_it_acknowledged(seed: int, tmp_path: Path) -> None:
+    writer_killed(seed, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", LONG_SEEDS)
+def test_five_hundred_writers_killed(seed: int, tmp_path: Path) -> None:
+    writer_killed(seed, tmp_path)
+
+
+def writer_killed(seed: int, tmp_path: Path) -> None:
+    """Kill a writer under load and count what comes out of every stage after it."""
     chance = random.Random(seed)
     wanted = chance.randrange(1, 700)
     with victim("write", str(tmp_path)) as process:
@@ -62,6 +76,65 @@ def test_a_writer_killed_at_any_point_keeps_what_it_acknowledged(seed: int, tmp_
     assert set(ids.values()) == {1}
     kept = {(name, outcome, tokens) for name, outcome, tokens in after}
     assert {(f"q{number}", "ok", number) for number in numbers} <= kept
+    compact.compact(tmp_path, accounting_victims.LATER)
+    settled = sorted(closed(tmp_path))
+    given_up = [(n, "error" if outcome == "open" else outcome, t) for n, outcome, t in after]
+    assert settled == sorted(given_up)
+    assert rolled_up(tmp_path) == len(after)
+
+
+def rolled_up(state: Path) -> int:
+    """Bring the rollups up to date and return how many attempts they hold, at each level the same."""
+    assert rolling.roll(books.Books(state), accounting_victims.LATER).problems == ()
+    with rollup.opened(rollup.path_of(state)) as session:
+        counts = [
+            session.execute(f"SELECT sum(attempts) FROM usage_{level}").fetchall()[0][0]
+            for level in ("hours", "days")
+        ]
+    assert counts[0] == counts[1]
+    return int(counts[0])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_everybody_killed_again_and_again_loses_nothing(seed: int, tmp_path: Path) -> None:
+    everybody_killed(seed, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 52))
+def test_everybody_killed_fifty_times(seed: int, tmp_path: Path) -> None:
+    everybody_killed(seed, tmp_path)
+
+
+def everybody_killed(seed: int, tmp_path: Path) -> None:
+    """Kill writers, shippers, compactions and rollups at random, then count."""
+    chance = random.Random(seed)
+    attempts: set[str] = set()
+    for life in range(3):
+        with (
+            victim("write", str(tmp_path), f"w{life}-") as writer,
+            victim("keep", str(tmp_path)) as keeper,
+        ):
+            assert writer.stdout is not None
+            lines = [writer.stdout.readline() for _ in range(chance.randrange(200, 1500))]
+            first, second = (writer, keeper) if chance.random() < 0.5 else (keeper, writer)
+            first.send_signal(signal.SIGKILL)
+            if first is keeper:
+                lines += [writer.stdout.readline() for _ in range(chance.randrange(100))]
+            second.send_signal(signal.SIGKILL)
+            lines += writer.stdout.readlines()
+        attempts |= {line.decode().strip() for line in lines if line.endswith(b"\n")}
+    done = ship.ship(tmp_path, clock.SystemClock())
+    assert done.problems == ()
+    assert ship.segments(tmp_path) == []
+    found = closed(tmp_path)
+    assert set(Counter(name for name, _, _ in found).values()) == {1}
+    assert {f"q{name}" for name in attempts} <= {
+        name for name, outcome, _ in found if outcome == "ok"
+    }
+    compact.compact(tmp_path, accounting_victims.LATER)
+    assert len(closed(tmp_path)) == len(found)
+    assert rolled_up(tmp_path) == len(found)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -143,53 +216,118 @@ def test_a_shipper_killed_at_any_step_leaves_every_row_once(
     assert {str(path.relative_to(folder)) for path in folder.glob("*/day=*/*")} == listed
 
 
-def test_a_thousand_readings_while_shipping_never_see_a_row_twice_or_not_at_all(
+@pytest.fixture(scope="module")
+def shipped(
+    prepared: tuple[Path, set[str], int], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, set[str]]:
+    state = tmp_path_factory.mktemp("shipped") / "state"
+    shutil.copytree(prepared[0], state)
+    ship.ship(state, clock.SystemClock(), batch_bytes=1)
+    return state, prepared[1]
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_a_compaction_killed_at_any_step_leaves_every_row_once(
+    part: int, shipped: tuple[Path, set[str]], tmp_path: Path
+) -> None:
+    source, names = shipped
+    steps = steps_of("compact", shutil.copytree(source, tmp_path / "trial"))
+    assert steps > 20
+    state = shutil.copytree(source, tmp_path / "state")
+    with victim("compact", str(state), str(part * steps // 6 + 1)) as process:
+        assert process.wait(60) == -signal.SIGKILL
+    assert Counter(name for name, _, _ in closed(state)) == Counter(names)
+    compact.compact(state, accounting_victims.LATER)
+    assert Counter(name for name, _, _ in closed(state)) == Counter(names)
+    assert rolled_up(state) == len(names)
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_a_leader_killed_in_a_rollup_leaves_its_effect_once_s8(
+    part: int, shipped: tuple[Path, set[str]], tmp_path: Path
+) -> None:
+    """S8: whoever leads next does the period again, and it counts once."""
+    source, names = shipped
+    steps = steps_of("roll", shutil.copytree(source, tmp_path / "trial"))
+    assert steps > 20
+    state = shutil.copytree(source, tmp_path / "state")
+    with victim("roll", str(state), str(part * steps // 6 + 1)) as process:
+        assert process.wait(60) == -signal.SIGKILL
+    for _ in range(2):
+        assert rolled_up(state) == len(names)
+
+
+def steps_of(what: str, state: Path) -> int:
+    """Run a pass to its end and return how many steps it has."""
+    with victim(what, str(state), "-1") as process:
+        assert process.stdout is not None
+        return int(process.stdout.read())
+
+
+def test_ten_thousand_readings_beside_shipping_and_compaction_see_each_row_once(
     tmp_path: Path,
 ) -> None:
     stop = threading.Event()
     written: list[str] = []
     failures: list[BaseException] = []
+    compactions = 0
 
     def work() -> None:
+        nonlocal compactions
         try:
-            number = 0
             while not stop.is_set():
-                sink = spool.Spool(tmp_path / "spool" / "w", "w", clock=clock.SystemClock())
-                for _ in range(3):
-                    sink.append(samples.row("close", f"q{number}"))
-                    written.append(f"q{number}")
-                    number += 1
-                sink.close()
-                ship.ship(tmp_path, clock.SystemClock())
+                for _ in range(4):
+                    sink = spool.Spool(tmp_path / "spool" / "w", "w", clock=clock.SystemClock())
+                    for _ in range(3):
+                        sink.append(samples.row("close", f"q{len(written)}"))
+                        written.append(f"q{len(written)}")
+                    sink.close()
+                    ship.ship(tmp_path, clock.SystemClock())
+                compactions += compact.compact(tmp_path, accounting_victims.LATER).files_after
+                # The files that it replaced are unlinked a generation later, as by a clock that ran on.
+                later = clock.FakeClock(clock.SystemClock().wall_us() + 2 * ship.RETIRED_US)
+                if compactions % 5 == 0:
+                    ship.ship(tmp_path, later)
         except BaseException as error:
             failures.append(error)
 
-    shipper = threading.Thread(target=work)
-    shipper.start()
+    worker = threading.Thread(target=work)
+    worker.start()
     kept = books.Books(tmp_path)
     counted: dict[str, list[str]] = {}
     try:
-        for turn in range(1000):
-            sure = list(written)[:-1]  # the newest may be on its way
-            if turn % 100 == 0:
+        for turn in range(READINGS):
+            sure = len(written) - 1  # the newest may be on its way
+            if turn % 200 == 0:
                 with kept.reading() as reading:
                     names = [row["request_id"] for row in reading.query("SELECT * FROM usage_rows")]
             else:
-                found = kept.snapshot()
-                assert found.problems == ()
-                names = found.live[schema.USAGE]["request_id"].to_pylist()
-                for file in found.files[schema.USAGE]:
-                    if file.path not in counted:
-                        path = tmp_path / "parquet" / file.path
-                        column = pq.read_table(path, columns=["request_id"])["request_id"]
-                        counted[file.path] = column.to_pylist()
-                    names += counted[file.path]
+                names = names_in(kept, counted)
             assert len(names) == len(set(names))
-            assert set(sure) <= set(names)
+            assert set(written[:sure]).issubset(names) if turn % 20 == 0 else len(names) >= sure
     finally:
         stop.set()
-        shipper.join()
+        worker.join()
     assert failures == []
+    assert compactions > 5
+
+
+def names_in(kept: books.Books, counted: dict[str, list[str]]) -> list[str]:
+    """Return the request ids of one snapshot; a file's are read once, if it is still there."""
+    while True:
+        found = kept.snapshot()
+        assert found.problems == ()
+        names = list(found.live[schema.USAGE]["request_id"].to_pylist())
+        try:
+            for file in found.files[schema.USAGE]:
+                if file.path not in counted:
+                    path = kept.state_dir / "parquet" / file.path
+                    column = pq.read_table(path, columns=["request_id"])["request_id"]
+                    counted[file.path] = column.to_pylist()
+                names += counted[file.path]
+        except FileNotFoundError:
+            continue  # its quarter of an hour is over in no time here
+        return names
 
 
 @pytest.fixture

@@ -1,0 +1,218 @@
+"""The same bill by the obvious alternatives, over the same rows, in the same run.
+
+- PostgreSQL: one table with the primary key (request id, attempt), which is its deduplication, and the
+  usual indexes on (team, arrival) and arrival; loaded by COPY, vacuumed and analysed.
+- SQLite: the same table and indexes.
+- plain DuckDB: Parquet files as they were written, one row in fifty twice, deduplicated by the query.
+- ours: the same rows in compacted files, through `books.Books`.
+
+Only the billing columns go into the other tables: narrower rows are in their favour.
+"""
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psycopg
+
+from accounting import books, manifest, schema
+from tests import realpostgres
+from tests.bench import accounting_data as data
+from tests.bench.accounting_stages import BILLING, TOKENS
+
+ROUNDS = 5
+Bill = Callable[[], list[tuple[Any, ...]]]
+_TYPES = {
+    name: "BIGINT" if name.endswith(("_us", "_tokens")) or name == "attempt" else "TEXT"
+    for name in BILLING
+}
+_COLUMNS = ", ".join(f'"{name}" {kind} NOT NULL' for name, kind in _TYPES.items())
+_NAMES = ", ".join(f'"{name}"' for name in BILLING)
+_TABLE = f"CREATE TABLE usage ({_COLUMNS}, PRIMARY KEY (request_id, attempt))"
+_INDEXES = (
+    "CREATE INDEX usage_team ON usage (team, arrived_us)",
+    "CREATE INDEX usage_arrived ON usage (arrived_us)",
+)
+
+
+def ours(folder: Path, rows: int) -> tuple[books.Books, list[str]]:
+    """Write the rows as compacted files, a manifest beside them; returns the paths as well."""
+    state = folder / "ours"
+    files = tuple(data.compacted(state / "parquet", day) for day in data.days(rows) if day.rows)
+    manifest.save(state / "parquet", manifest.Manifest(len(files), files))
+    return books.Books(state), [str(state / "parquet" / each.path) for each in files]
+
+
+def undeduplicated(folder: Path, paths: list[str]) -> str:
+    """Write the rows as shipped, every fiftieth twice; returns the pattern that finds them."""
+    target = folder / "plain"
+    target.mkdir()
+    with duckdb.connect(config={"memory_limit": "1GB"}) as session:
+        for number, path in enumerate(paths):
+            session.read_parquet(path).create_view("day", replace=True)
+            out = target / f"{number}.parquet"
+            session.execute(
+                "COPY (SELECT * FROM day UNION ALL SELECT * FROM day WHERE hash(request_id) % 50 = 0) "
+                f"TO '{out}' (COMPRESSION zstd)"
+            )
+    return str(target / "*.parquet")
+
+
+def plain_duckdb(pattern: str) -> Bill:
+    """Return the bill by DuckDB over files that hold rows twice."""
+    once = f"(SELECT DISTINCT ON (request_id, attempt) {_NAMES} FROM read_parquet('{pattern}'))"
+    session = duckdb.connect(config={"threads": 2, "memory_limit": "2GB"})
+    return lambda: session.execute(TOKENS.format(source=once)).fetchall()
+
+
+def sqlite(folder: Path, paths: list[str]) -> Bill:
+    """Load SQLite and return its bill."""
+    base = sqlite3.connect(folder / "usage.sqlite")
+    base.execute("PRAGMA journal_mode = OFF")
+    base.execute("PRAGMA synchronous = OFF")
+    base.execute(_TABLE)
+    marks = ", ".join("?" for _ in BILLING)
+    with duckdb.connect() as session:
+        for path in paths:
+            reader = session.execute(f"SELECT {_NAMES} FROM read_parquet('{path}')")
+            while some := reader.fetchmany(50_000):
+                base.executemany(f"INSERT INTO usage VALUES ({marks})", some)
+    for text in (*_INDEXES, "ANALYZE"):
+        base.execute(text)
+    base.commit()
+    statement = TOKENS.format(source="usage").replace("::BIGINT", "")
+    return lambda: base.execute(statement).fetchall()
+
+
+@contextlib.contextmanager
+def postgres(folder: Path, paths: list[str]) -> Iterator[tuple[Bill, str]]:
+    """Run a PostgreSQL server with the rows in it; yields its bill and its version."""
+    where = realpostgres.binaries()
+    if where is None:
+        raise RuntimeError("PostgreSQL is not here: apt-get install postgresql")
+    home = folder / "postgres"
+    home.mkdir()
+    root = os.geteuid() == 0
+    who: dict[str, Any] = (
+        {"user": "postgres", "group": "postgres", "extra_groups": []} if root else {}
+    )
+    if root:
+        shutil.chown(home, "postgres")
+        for each in (folder, *folder.parents):  # mkdtemp's own are for their owner alone
+            if each.stat().st_uid == os.geteuid() and str(each).startswith(str(folder)):
+                each.chmod(0o755)
+    argv: list[str | Path] = [
+        where / "initdb",
+        "-D",
+        home / "data",
+        "-U",
+        "postgres",
+        "-A",
+        "trust",
+        "-E",
+        "UTF8",
+    ]
+    subprocess.run(argv, check=True, capture_output=True, cwd=home, **who)
+    options = {
+        "listen_addresses": "",
+        "shared_buffers": "1GB",
+        "work_mem": "256MB",
+        "maintenance_work_mem": "1GB",
+        "max_wal_size": "8GB",
+        "max_parallel_workers_per_gather": "2",
+        "jit": "off",
+    }
+    settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+    server = subprocess.Popen(
+        [where / "postgres", "-D", home / "data", "-k", home, *settings],
+        stderr=subprocess.DEVNULL,
+        cwd=home,
+        **who,
+    )
+    try:
+        with _connected(home) as base:
+            _fill(base, paths)
+            version = str(base.execute("SHOW server_version").fetchall()[0][0])
+            statement = TOKENS.format(source="usage").replace("::BIGINT", "::bigint")
+            yield lambda: base.execute(statement.encode()).fetchall(), version
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _connected(home: Path) -> psycopg.Connection[tuple[Any, ...]]:
+    until = time.monotonic() + 30
+    while True:
+        try:
+            return psycopg.connect(
+                host=str(home), user="postgres", dbname="postgres", autocommit=True
+            )
+        except psycopg.OperationalError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
+def _fill(base: psycopg.Connection[tuple[Any, ...]], paths: list[str]) -> None:
+    base.execute(_TABLE.encode())
+    with duckdb.connect() as session:
+        for path in paths:
+            reader = session.execute(f"SELECT {_NAMES} FROM read_parquet('{path}')")
+            with base.cursor().copy(f"COPY usage ({_NAMES}) FROM STDIN".encode()) as copy:
+                while some := reader.fetchmany(50_000):
+                    copy.write("".join("\t".join(map(str, row)) + "\n" for row in some))
+    for text in (*_INDEXES, "VACUUM ANALYZE usage"):
+        base.execute(text.encode())
+
+
+def compare(folder: Path, rows: int) -> dict[str, Any]:
+    """Ask everybody for the bill in turn; medians, spreads, and that all say the same."""
+    records, paths = ours(folder, rows)
+
+    def segments() -> list[tuple[Any, ...]]:
+        with records.reading(*data.month_us()) as reading:
+            found: list[tuple[Any, ...]] = reading.session.execute(
+                TOKENS.format(source="usage")
+            ).fetchall()
+            return found
+
+    with postgres(folder, paths) as (from_postgres, version):
+        ways: dict[str, Bill] = {
+            "segments": segments,
+            "postgres": from_postgres,
+            "sqlite": sqlite(folder, paths),
+            "duckdb_plain": plain_duckdb(undeduplicated(folder, paths)),
+        }
+        answers = {name: sorted(tuple(row) for row in ask()) for name, ask in ways.items()}  # warm
+        wrong = [name for name, answer in answers.items() if answer != answers["segments"]]
+        if wrong:
+            raise RuntimeError(f"bills differ: {', '.join(wrong)}")
+        took: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(ROUNDS):
+            for name, ask in ways.items():
+                began = time.perf_counter()
+                ask()
+                took[name].append(time.perf_counter() - began)
+    ratios = [p / s for p, s in zip(took["postgres"], took["segments"], strict=True)]
+    return {
+        "bill_5m_s": {name: round(statistics.median(each), 3) for name, each in took.items()},
+        "bill_5m_spread_s": {
+            name: [round(min(each), 3), round(max(each), 3)] for name, each in took.items()
+        },
+        "postgres_over_segments": round(statistics.median(ratios), 1),
+        "rows_5m": rows,
+        "versions": {
+            "postgres": version,
+            "sqlite": sqlite3.sqlite_version,
+            "duckdb": duckdb.__version__,
+        },
+        "columns": len(schema.columns(schema.USAGE)),
+    }

@@ -1,0 +1,312 @@
+"""The measurements of `make bench-accounting`; each runs in a process of its own, so that memory is its own.
+
+``python -m tests.bench.accounting_stages NAME STATE [ARGUMENT]`` prints one JSON object.
+"""
+
+import asyncio
+import dataclasses
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+
+from accounting import books, compact, manifest, rolling, rollup, schema, ship, spool
+from scheduler.contracts import clock, usage
+from tests.bench import accounting_data as data
+
+GROUP = 32  # requests that share a sync on the request path, at some thousands a second
+BILLING = (
+    *("request_id", "attempt", "team", "user", "model", "adapter", "tier", "outcome", "payer"),
+    *(
+        "arrived_us",
+        "uncached_prompt_tokens",
+        "cached_prompt_tokens",
+        "output_tokens",
+        "waste_tokens",
+    ),
+)
+BILL = """
+SELECT team, model, tier, sum(requests)::BIGINT, sum(uncached_prompt_tokens)::BIGINT,
+  sum(cached_prompt_tokens)::BIGINT, sum(output_tokens)::BIGINT, sum(waste_tokens)::BIGINT
+FROM {source} WHERE payer = 'team' GROUP BY ALL ORDER BY ALL"""
+TOKENS = """
+SELECT team, model, tier, count(*) FILTER (WHERE attempt = 1)::BIGINT, sum(uncached_prompt_tokens)::BIGINT,
+  sum(cached_prompt_tokens)::BIGINT, sum(output_tokens)::BIGINT, sum(waste_tokens)::BIGINT
+FROM {source} WHERE payer = 'team' GROUP BY team, model, tier ORDER BY team, model, tier"""
+
+
+def requests(number: int) -> list[tuple[usage.UsageRow, usage.UsageRow]]:
+    """Return OPEN and CLOSE of that many requests; made before the clock is started."""
+    made = []
+    for n in range(number):
+        start = 1_795_780_800_000_000 + n * 300
+        identity = usage.Identity(
+            request_id=f"{start:012x}"[:8] + f"-{n % 65536:04x}-7abc-8def-{n:012x}",
+            attempt=1,
+            cluster="site",
+            team=f"team{n % 200}",
+            user=f"user{n % 2000}",
+            key_id=f"fb_{n % 4000}",
+            model=f"model-{n % 60}",
+            version="2026-10",
+            adapter="",
+            endpoint="/v1/chat/completions",
+            tier="interactive",
+            replica_id=f"r-{n % 300:012d}",
+            lease_id=f"l-{n % 150:012d}",
+            slurm_job_id=str(700000 + n % 150),
+            arrived_us=start,
+            started_us=start + 9000,
+        )
+        close = usage.UsageRow(
+            usage.RowKind.CLOSE,
+            identity,
+            usage.Outcome.OK,
+            500 + n % 1500,
+            1024,
+            n % 700,
+            start + 90_000,
+            start + 4_000_000,
+        )
+        made.append((usage.UsageRow(usage.RowKind.OPEN, identity), close))
+    return made
+
+
+def request_path(state: Path) -> dict[str, Any]:
+    """CPU of the event loop's thread for `ready`, OPEN and CLOSE; the sync apart, in its own thread."""
+    made = requests(20_000)
+    rounds, waits = [], []
+    cpu = 0.0
+
+    async def run() -> None:
+        nonlocal cpu
+        sink = spool.Spool(state / "spool" / "path", "path", clock=clock.SystemClock())
+        for first in range(0, len(made), GROUP):
+            some = made[first : first + GROUP]
+            began = time.thread_time_ns()
+            for begin, end in some:
+                sink.ready()
+                sink.append(begin)
+                sink.append(end)
+            rounds.append((time.thread_time_ns() - began) / len(some) / 1000)
+            began = time.perf_counter_ns()
+            await sink.sync()
+            waits.append((time.perf_counter_ns() - began) / 1e6)
+        cpu = time.process_time()
+        sink.close()
+
+    before = time.process_time()
+    asyncio.run(run())
+    whole = (cpu - before) / len(made) * 1e6
+    own = statistics.mean(rounds)
+    waits.sort()
+    return {
+        "spool_us_per_request": round(own, 2),
+        "spool_us_median": round(statistics.median(rounds), 2),
+        "sync_cpu_us_per_request": round(max(0.0, whole - own), 2),
+        "sync_ms_p50": round(statistics.median(waits), 3),
+        "sync_ms_p99": round(waits[int(len(waits) * 0.99)], 3),
+    }
+
+
+def writer(state: Path, rows: int) -> dict[str, Any]:
+    """Append and sync rows as fast as one process can; a sync for each 1,000."""
+    made = requests(5_000)
+
+    async def run() -> float:
+        sink = spool.Spool(state / "spool" / "bulk", "bulk", clock=clock.SystemClock())
+        began = time.perf_counter()
+        written = 0
+        while written < rows:
+            for n, (begin, end) in enumerate(made, 1):
+                sink.append(begin)
+                sink.append(end)
+                if n % 500 == 0:
+                    await sink.sync()
+            written += 2 * len(made)
+        await sink.sync()
+        took = time.perf_counter() - began
+        sink.close()
+        return written / took
+
+    return {"writer_rows_per_s": round(asyncio.run(run()))}
+
+
+def ingest(state: Path, rows: int) -> dict[str, Any]:
+    """One writer, and the shipper beside it: rows a second from the first append to the last in Parquet."""
+    began = time.perf_counter()
+    argv = [sys.executable, "-m", "tests.bench.accounting_stages", "writer", str(state), str(rows)]
+    shipped, busy = 0, 0.0
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        while True:
+            ended = process.poll() is not None
+            pass_began = time.perf_counter()
+            done = ship.ship(state, clock.SystemClock())
+            if done.problems:
+                raise RuntimeError("; ".join(done.problems))
+            shipped += done.rows
+            busy += time.perf_counter() - pass_began if done.rows else 0.0
+            if ended:
+                break
+        assert process.stdout is not None
+        told = json.loads(process.stdout.read())
+    took = time.perf_counter() - began
+    return {
+        **told,
+        "rows": shipped,
+        "ingest_rows_per_s": round(shipped / took),
+        "ship_rows_per_s": round(shipped / busy),
+    }
+
+
+def compaction(state: Path, rows: int) -> dict[str, Any]:
+    """OPEN, CLOSE and REPLICA rows of a day in a file for each quarter of an hour, made into one file."""
+    folder = state / "parquet"
+    folder.mkdir(parents=True)
+    day = data.Day(3, 0, rows // 3)
+    files = []
+    with duckdb.connect(config={"memory_limit": "1GB"}) as session:
+        for part in range(96):
+            first, last = day.rows * part // 96, day.rows * (part + 1) // 96
+            made = session.sql(data.as_written(data.attempts(day, first, last))).to_arrow_table()
+            table = made.select(schema.columns(schema.USAGE)).cast(schema.schema(schema.USAGE))
+            span = day.start_us, day.start_us + data.DAY_US
+            files.append(ship.write_file(folder, schema.USAGE, day.name, table, span))
+    manifest.save(folder, manifest.Manifest(1, tuple(files)))
+    before = sum(each.rows for each in files)
+    began, cpu = time.perf_counter(), time.process_time()
+    done = compact.compact(state, clock.SystemClock())
+    took, spent = time.perf_counter() - began, time.process_time() - cpu
+    if done.files_after != 1 or done.repeated_rows != before - day.rows:
+        raise RuntimeError(f"compaction went wrong: {done}")
+    return {
+        "compact_rows_per_s": round(before / took),
+        "compact_cpu_us_per_row": round(spent / before * 1e6, 2),
+        "rows": before,
+    }
+
+
+def bulk(state: Path, part: int, parts: int, rows: int) -> dict[str, Any]:
+    """Write every ``parts``-th day as a compaction leaves it."""
+    chosen = [day for day in data.days(rows) if day.number % parts == part]
+    found = [data.compacted(state / "parquet", day) for day in chosen]
+    return {"files": [dataclasses.asdict(each) for each in found]}
+
+
+def sizes(state: Path) -> dict[str, Any]:
+    """Bytes a row of the compacted files: in all, and in the columns that a bill needs."""
+    current = manifest.load(state / "parquet")
+    assert current is not None
+    whole = billing = rows = 0
+    for each in current.files[:3]:
+        about = pq.ParquetFile(state / "parquet" / each.path).metadata
+        rows += about.num_rows
+        for group in range(about.num_row_groups):
+            for number in range(about.num_columns):
+                column = about.row_group(group).column(number)
+                whole += column.total_compressed_size
+                billing += column.total_compressed_size * (column.path_in_schema in BILLING)
+    return {"bytes_per_row": round(billing / rows, 2), "bytes_per_row_all": round(whole / rows, 2)}
+
+
+def rebuild(state: Path) -> dict[str, Any]:
+    """Make the rollups of the month from the compacted files."""
+    began = time.perf_counter()
+    done = rolling.rebuild(books.Books(state), clock.SystemClock())
+    if done.problems:
+        raise RuntimeError("; ".join(done.problems))
+    with rollup.opened(rollup.path_of(state)) as session:
+        counts = {
+            level: session.execute(f"SELECT count(*) FROM usage_{level}").fetchall()[0][0]
+            for level in ("hours", "days")
+        }
+    return {
+        "rebuild_s": round(time.perf_counter() - began, 1),
+        "rollup_rows": counts,
+        "rollup_mb": round(rollup.path_of(state).stat().st_size / 1e6, 1),
+    }
+
+
+def bill(state: Path, way: str) -> dict[str, Any]:
+    """The month by team, model and tier, cold and then five times warm, in one process.
+
+    ``way``: rollup, segments, or ``day`` for one team's day from the segments.
+    """
+    first, last = data.month_us()
+    records = books.Books(state)
+
+    def once() -> tuple[float, list[tuple[Any, ...]]]:
+        began = time.perf_counter()
+        if way == "rollup":
+            with rollup.sums(state, first, last) as session:
+                rows = session.execute(BILL.format(source="usage_sums")).fetchall()
+        elif way == "segments":
+            with records.reading(first, last) as reading:
+                rows = reading.session.execute(TOKENS.format(source="usage")).fetchall()
+                _whole(reading)
+        else:
+            day = data.Day(11, 0, 0)
+            with records.reading(day.start_us, day.start_us + data.DAY_US) as reading:
+                text = TOKENS.format(source="usage").replace("WHERE", "WHERE team = 'team7' AND")
+                rows = reading.session.execute(text).fetchall()
+                _whole(reading)
+        return time.perf_counter() - began, rows
+
+    dropped = drop_caches()
+    cold, rows = once()
+    warm = [once()[0] for _ in range(5 if way != "segments" else 3)]
+    return {
+        "cold_s": round(cold, 3),
+        "cache_dropped": dropped,
+        "warm_s": round(statistics.median(warm), 3),
+        "warm_spread_s": [round(min(warm), 3), round(max(warm), 3)],
+        "lines": len(rows),
+        "sum": [sum(row[place] for row in rows) for place in range(3, 8)],
+    }
+
+
+def _whole(reading: books.Reading) -> None:
+    if reading.problems:
+        raise RuntimeError("; ".join(reading.problems))
+
+
+def drop_caches() -> bool:
+    """Drop the page cache if this process may."""
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("1")
+    except OSError:
+        return False
+    return True
+
+
+def main() -> None:
+    """Run one stage and print what it measured, with the most memory that it held."""
+    name, state, *rest = sys.argv[1:]
+    stages: dict[str, Callable[..., dict[str, Any]]] = {
+        "request_path": request_path,
+        "writer": writer,
+        "ingest": ingest,
+        "compaction": compaction,
+        "bulk": bulk,
+        "sizes": sizes,
+        "rebuild": rebuild,
+        "bill": bill,
+    }
+    given = [int(each) if each.isdigit() else each for each in rest]
+    found = stages[name](Path(state), *given)
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({**found, "rss_mb": round(most)}))
+
+
+if __name__ == "__main__":
+    main()
