@@ -1,12 +1,13 @@
 """Cuts an answer's frames anywhere and asks for the rest, as a gateway does when a replica dies."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gateway import emitted
 from scheduler.contracts import frames, resume
 from tests.contract import engine_vllm
 
+TIE = 1e-3  # in fp32, engines that batch otherwise differ by less than 1e-5
 _DATA = frames.Kind.DATA
 
 
@@ -53,9 +54,37 @@ def ids(found: Sequence[frames.Frame]) -> list[int]:
     return [n for frame in found if frame.kind is _DATA for n in frame.token_ids]
 
 
-def check(whole: Sequence[frames.Frame], cut: int, rest: Sequence[frames.Frame]) -> None:
-    """Check that a cut answer and its rest are the whole one: text, ids, chunks, usage and end."""
+def gap(
+    ask: Callable[[str, Mapping[str, Any]], list[frames.Frame]], prompt: Sequence[int]
+) -> float:
+    """Return how far apart the log probabilities of the two best next tokens are; infinite if not told."""
+    body = {"prompt": list(prompt), "max_tokens": 1, "temperature": 0, "logprobs": 2}
+    found = ask("/v1/completions", body)
+    payload = b"".join(f.payload for f in found if f.kind is _DATA)
+    tops = engine_vllm.strict(payload)["choices"][0]["logprobs"]["top_logprobs"][0].values()
+    first, second, *_ = sorted(tops, reverse=True)
+    return float(first - second)
+
+
+def check(
+    whole: Sequence[frames.Frame],
+    cut: int,
+    rest: Sequence[frames.Frame],
+    gap_after: Callable[[Sequence[int]], float],
+) -> bool:
+    """Check that a cut answer and its rest are the whole one: text, ids, chunks, usage and end.
+
+    Returns:
+        Whether they are; False: the two best tokens at the first difference are closer than `TIE`, as
+        ``gap_after`` the ids before it says, and the size of a batch decides between them.
+    """
     both = [*whole[:cut], *rest]
+    pairs = zip(ids(both), ids(whole), strict=False)
+    differs = next((n for n, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+    if differs is not None:
+        width = gap_after([*whole[0].token_ids, *ids(whole)[:differs]])
+        assert width < TIE, (cut, differs, width)
+        return False
     assert text(both) == text(whole), cut
     assert ids(both) == ids(whole), cut
     assert rest[-1].kind is frames.Kind.END, rest[-1]
@@ -70,3 +99,4 @@ def check(whole: Sequence[frames.Frame], cut: int, rest: Sequence[frames.Frame])
     ], cut
     reasons = [c["finish_reason"] for chunk in ours for c in chunk["choices"] if c["finish_reason"]]
     assert reasons == [end.finish_reasons[0]], cut
+    return True

@@ -224,6 +224,49 @@ async def test_an_engine_that_dies_ends_streams_with_an_error(
     assert after.status >= 500 or after.error.code in {"replica_lost", "engine_failed"}
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_leaves_is_out_of_the_engine_within_two_steps(
+    subject: engine_subject.Subject, stream: bool
+) -> None:
+    """G2, counted by the engine's own steps: alone in it, the sequence is what it steps for."""
+    body = {"prompt": "x", "stream": stream, **subject.slow}
+    task = asyncio.create_task(subject.ask(body))
+    at_work = await subject.until(lambda said: said["stats"]["output_tokens_total"] >= 3)
+    if not at_work["steps_total"]:
+        task.cancel()
+        await asyncio.wait({task})
+        pytest.skip("this engine tells no steps")
+    task.cancel()
+    await asyncio.wait({task})
+    await subject.until(lambda said: said["running"] == 0)
+    before = -1
+    while (said := (await subject.call("GET", "/forebay/state"))[1])["steps_total"] != before:
+        before = said["steps_total"]
+        await asyncio.sleep(0.2)  # an engine with work makes a step within milliseconds
+    assert 0 < said["left_at_step"] <= said["steps_total"] <= said["left_at_step"] + 2
+    row = await subject.row("q1")
+    assert (row.outcome, row.payer) == ("client_gone", "team")
+    assert 3 <= row.output_tokens <= said["steps_total"]
+
+
+async def test_evicted_streams_end_in_words_to_go_on_by(subject: engine_subject.Subject) -> None:
+    """S6: the time to drain is up; what was sampled is told, and nothing new is taken."""
+    began = asyncio.Event()
+    body = {"prompt": "x", "stream": True, **subject.slow}
+    task = asyncio.create_task(subject.ask(body, first=began))
+    await began.wait()
+    status, said = await subject.call("POST", "/forebay/evict", {})
+    answer = await task
+    assert (status, said["evicted"]) == (200, 1)
+    assert answer.error.code == "draining"
+    assert DONE not in answer.client_bytes
+    if subject.token_ids:
+        data = [frame for frame in answer.all if frame.kind is frames.Kind.DATA]
+        assert len(answer.ids) + len(data[-1].ahead) // 4 > 0
+    late = await subject.ask(SHORT, request_id="q2")
+    assert late.status == 429
+
+
 async def test_plain_answers_for_an_admin(subject: engine_subject.Subject) -> None:
     answer = await subject.ask({**SHORT, "stream": True}, framed=False)
     assert answer.content_type.startswith("text/event-stream")

@@ -66,13 +66,26 @@ def go_on(ask: Ask, path: str, body: Mapping[str, Any], begun: resume.Resume) ->
     return ask(path, {**body, resume.FIELD: begun.to_json()})
 
 
+TIES: list[str] = []
+
+
+def check(
+    ask: Ask, path: str, body: Mapping[str, Any], whole: list[frames.Frame], cut: int
+) -> None:
+    """Cut an answer, ask for the rest, compare; a tie between two tokens is counted and let pass."""
+    rest = go_on(ask, path, body, seams.beginning(whole[:cut]))
+    if not seams.check(whole, cut, rest, lambda ids: seams.gap(ask, ids)):
+        TIES.append(f"{path} cut {cut}")
+        assert len(TIES) <= 12, f"too many to be chance: {TIES}"
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_every_cut_of_a_plain_answer(ask: Ask, path: str) -> None:
     body = asked(path)
     whole = ask(path, body)
     assert len(seams.ids(whole)) == 24
     for cut in seams.cuts(whole):
-        seams.check(whole, cut, go_on(ask, path, body, seams.beginning(whole[:cut])))
+        check(ask, path, body, whole, cut)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -84,7 +97,7 @@ def test_every_cut_of_an_answer_that_a_stop_string_ends(ask: Ask, path: str) -> 
     whole = ask(path, body)
     assert seams.text(whole) == plain[: plain.index(body["stop"][0])]
     for cut in seams.cuts(whole):
-        seams.check(whole, cut, go_on(ask, path, body, seams.beginning(whole[:cut])))
+        check(ask, path, body, whole, cut)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -96,7 +109,7 @@ def test_every_cut_of_an_answer_that_only_looks_like_stopping(ask: Ask, path: st
     whole = ask(path, body)
     assert seams.text(whole) == plain
     for cut in seams.cuts(whole):
-        seams.check(whole, cut, go_on(ask, path, body, seams.beginning(whole[:cut])))
+        check(ask, path, body, whole, cut)
 
 
 def test_a_second_seam_is_like_the_first(ask: Ask) -> None:
@@ -106,7 +119,7 @@ def test_a_second_seam_is_like_the_first(ask: Ask) -> None:
     rest = go_on(ask, CHAT, body, seams.beginning(whole[:cut]))
     both = [*whole[:cut], *rest]
     later = cut + 1 + 5
-    seams.check(both, later, go_on(ask, CHAT, body, seams.beginning(both[:later])))
+    check(ask, CHAT, body, both, later)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

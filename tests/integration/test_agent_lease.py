@@ -87,7 +87,7 @@ async def test_start_serve_role_stop_close(tmp_path: Path) -> None:
 async def test_a_drain_cuts_nothing_before_its_limit_and_says_so_after_it_s6(
     tmp_path: Path,
 ) -> None:
-    """Case S6, as far as streams are not resumed: nothing new, no cut within the limit, then no quiet end."""
+    """Case S6, on the lease's side: nothing new, no cut within the limit, then words to go on by."""
     async with lease_site.opened(tmp_path, term_s=0.5) as site:
         site.want(lease_site.desired())
         replica = await site.serving()
@@ -111,6 +111,7 @@ async def test_a_drain_cuts_nothing_before_its_limit_and_says_so_after_it_s6(
         assert time.monotonic() - began >= 3.0
         for found in long:
             assert frames.Kind.END not in kinds(found)
+            assert frames.Error.parse(found[-1].payload).code == "draining"
             assert not any(b"[DONE]" in frame.payload for frame in found)
         await site.broker.until(lambda r: lease_site.state(r, "r-1") == "stopped")
 

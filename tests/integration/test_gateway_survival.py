@@ -1,7 +1,7 @@
 """A gateway before real vLLM replicas that are killed −9 in the middle of their streams, under load.
 
 Greedy answers must be the undisturbed ones, byte for byte. A first difference passes only where the two
-best tokens were so close (`TIE`) that the size of a batch decides between them; such ties are counted.
+best tokens were so close (`seams.TIE`) that the size of a batch decides between them; such ties are counted.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import grpc
 import httpx
 import pytest
 
-from scheduler.contracts import frames, usage
+from scheduler.contracts import usage
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
 from tests.contract import engine_vllm, seams
 from tests.unit.gateway import harness
@@ -26,7 +26,6 @@ from tests.unit.gateway import harness
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-TIE = 1e-3  # gap of the two best log probabilities below which fp32 may go either way
 TOKENS = 48
 SEATS = 8
 PROMPTS = (
@@ -179,20 +178,14 @@ def tie(
         min(len(got), len(case.text)),
     )
     at = next(n for n in range(len(case.ids) + 1) if len(spelling.text(case.ids[: n + 1])) > same)
-    gaps = []
-    for k in range(max(0, at - 1), at + 1):  # a token may end inside a character
-        body = {
-            "model": "chat",
-            "prompt": [*case.prompt, *case.ids[:k]],
-            "max_tokens": 1,
-            "temperature": 0,
-            "logprobs": 2,
-        }
-        answer, _ = engine_vllm.ask(replica, COMPLETIONS, body)
-        payload = b"".join(f.payload for f in answer if f.kind is frames.Kind.DATA)
-        best = engine_vllm.strict(payload)["choices"][0]["logprobs"]["top_logprobs"][0].values()
-        first, second, *_ = sorted(best, reverse=True)
-        gaps.append(first - second)
+    # A token may end inside a character.
+    gaps = [
+        seams.gap(
+            lambda path, body: engine_vllm.ask(replica, path, {"model": "chat", **body})[0],
+            [*case.prompt, *case.ids[:k]],
+        )
+        for k in range(max(0, at - 1), at + 1)
+    ]
     return min(gaps, default=math.inf)
 
 
@@ -204,7 +197,7 @@ def compare(
     for case, text in zip(asked, got, strict=True):
         if text != case.text:
             gap = tie(replica, case, text, spelling)
-            assert gap < TIE, (gap, case.body, text, case.text)
+            assert gap < seams.TIE, (gap, case.body, text, case.text)
             ties += 1
     return ties
 
