@@ -29,7 +29,6 @@ from tests.bench import prefix_workload as workload
 from tests.contract import engine_vllm
 
 REPLICAS, SEATS = 3, 16
-BLOCK_BYTES = 34_816  # of KV cache, float32: 2,228,224 bytes are the least for 2,048 tokens
 ARMS = ("random", "round_robin", "vllm_router", "forebay", "forebay_events")
 
 
@@ -127,7 +126,7 @@ def replicas(
         "enforce-eager": True,
         "dtype": "float32",
         "block-size": workload.BLOCK_TOKENS,
-        "kv-cache-memory-bytes": blocks * BLOCK_BYTES,
+        "kv-cache-memory-bytes": blocks * workload.BLOCK_BYTES,
     }
     spec = engine_vllm.spec(folder, seats=SEATS, reserved_seats=0, engine_args=arguments)
     names = [engine_vllm.begin(server, spec) for _ in range(REPLICAS)]
@@ -185,15 +184,15 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure every arm and return the result."""
     rows = workload.load(options.requests)
     slices = [rows[n : n + options.slice] for n in range(0, len(rows), options.slice)]
-    tallies = {name: Tally() for name in ARMS}
+    tallies = {name: Tally() for name in options.arms}
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as name:
         folder = Path(name)
         (folder / "events").mkdir()
         os.environ["FOREBAY_BENCH_EVENTS"] = str(folder / "events")
         server = engine_vllm.ForkServer(engine_vllm.NEWEST, folder, "tests.bench.prefix_forkserver")
         try:
-            engines = {arm: replicas(server, folder, options.blocks) for arm in ARMS}
-            print(f"{REPLICAS * len(ARMS)} vLLM replicas listen", flush=True)
+            engines = {arm: replicas(server, folder, options.blocks) for arm in options.arms}
+            print(f"{REPLICAS * len(options.arms)} vLLM replicas listen", flush=True)
             async with contextlib.AsyncExitStack() as stack:
                 limit = aiohttp.ClientTimeout(total=120)
                 session = await stack.enter_async_context(
@@ -204,7 +203,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                 )  # fmt: skip
                 arms = [
                     await stack.enter_async_context(started(arm, engines[arm], folder, options.env))
-                    for arm in ARMS
+                    for arm in options.arms
                 ]
                 load = Load(session, options.at_once)
                 for number, part in enumerate(slices):
@@ -242,7 +241,9 @@ def _result(
             name: round(each["ttft_ms_slices_stdev"], 2) for name, each in arms.items()
         },
         "failed": {name: each["failed"] for name, each in arms.items()},
-        "forebay_of_oracle": round(arms["forebay"]["hit_share"] / oracle, 4) if oracle else 0.0,
+        "of_oracle": {
+            name: round(each["hit_share"] / oracle, 4) for name, each in arms.items() if oracle
+        },
         "replayed_hit_share": {arm: round(got.hit_share, 4) for arm, got in modelled.items()},
         "requests": len(rows),
         "blocks": options.blocks,
@@ -264,6 +265,7 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument("--at-once", type=int, default=6, help="requests under way")
     parser.add_argument("--blocks", type=int, default=8000, help="KV blocks of each replica")
+    parser.add_argument("--arms", nargs="+", default=ARMS, choices=ARMS)
     parser.add_argument("--env", type=Path, default=Path("build/bench-env"), help="vllm-router's")
     result = asyncio.run(run(parser.parse_args(words)))
     print(json.dumps(result))

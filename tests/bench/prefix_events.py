@@ -26,22 +26,23 @@ class Blocks:
     def __len__(self) -> int:
         return len(self._content)
 
-    def apply(self, event: Sequence[Any]) -> None:
-        """Take one event: its name, then its fields in vLLM's order."""
-        name, *fields = event
-        if name == "BlockStored":
-            hashes, parent, token_ids, size = fields[:4]
-            for number, block in enumerate(hashes):
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Take one event."""
+        kind = event["type"]
+        if kind == "BlockStored":
+            parent, size = event["parent_block_hash"], event["block_size"]
+            token_ids = event["token_ids"]
+            for number, block in enumerate(event["block_hashes"]):
                 content = (parent, tuple(token_ids[number * size : (number + 1) * size]))
                 self._by_content[content] = block
                 self._content[block] = content
                 parent = block
-        elif name == "BlockRemoved":
-            for block in fields[0]:
+        elif kind == "BlockRemoved":
+            for block in event["block_hashes"]:
                 known = self._content.pop(block, None)
                 if known is not None:
                     self._by_content.pop(known, None)
-        elif name == "AllBlocksCleared":
+        elif kind == "AllBlocksCleared":
             self._by_content.clear()
             self._content.clear()
 

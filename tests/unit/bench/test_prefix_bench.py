@@ -1,6 +1,7 @@
 """The prefix bench's own arithmetic: its requests, its modelled caches, and the reader of KV events."""
 
 import dataclasses
+from typing import Any
 
 from engines import tinymodel
 from gateway import fingerprints
@@ -59,16 +60,21 @@ def test_an_infinite_cache_and_perfect_knowledge_are_no_worse() -> None:
     assert prefix_replay.replay(rows, "stage1", tight).hit_share < got["stage1"].hit_share
 
 
+def stored(hashes: list[int], parent: int | None, token_ids: list[int]) -> dict[str, Any]:
+    names = {"block_hashes": hashes, "parent_block_hash": parent, "token_ids": token_ids}
+    return {"type": "BlockStored", **names, "block_size": 2, "medium": "GPU"}
+
+
 def test_kv_events_tell_what_is_cached() -> None:
     blocks = prefix_events.Blocks()
-    blocks.apply(["BlockStored", [b"a", b"b"], None, [1, 2, 3, 4], 2, None, "GPU", None])
-    blocks.apply(["BlockStored", [b"c"], b"b", [5, 6], 2, None, "GPU", None])
+    blocks.apply(stored([10, 20], None, [1, 2, 3, 4]))
+    blocks.apply(stored([30], 20, [5, 6]))
     assert blocks.held([1, 2, 3, 4, 5, 6, 7], 2) == 6
     assert blocks.held([1, 2, 9, 9], 2) == 2
     assert blocks.held([3, 4], 2) == 0  # the same tokens elsewhere are another block
-    blocks.apply(["BlockRemoved", [b"b", b"never"], "GPU"])
+    blocks.apply({"type": "BlockRemoved", "block_hashes": [20, 99], "medium": "GPU"})
     assert blocks.held([1, 2, 3, 4, 5, 6], 2) == 2
-    blocks.apply(["BlockStored", [b"b"], b"a", [3, 4], 2, None, "GPU", None])
+    blocks.apply(stored([20], 10, [3, 4]))
     assert blocks.held([1, 2, 3, 4, 5, 6], 2) == 6
-    blocks.apply(["AllBlocksCleared"])
+    blocks.apply({"type": "AllBlocksCleared"})
     assert blocks.held([1, 2], 2) == len(blocks) == 0
