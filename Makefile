@@ -66,6 +66,10 @@ bench-prefix: setup ## cached prompt tokens and TTFT on real vLLM: random, round
 bench-routing: ## what a routing decision, a view and a fingerprint cost with 350 replicas and 50 adapters
 	@.venv/bin/python -m tests.bench.routing
 
+.PHONY: bench-quota
+bench-quota: ## what a claim on quotas, a refusal and an exchange with the registry cost
+	@.venv/bin/python -m tests.bench.quota_book
+
 .PHONY: proto-current
 proto-current: ## the generated code is what the .proto files say
 	@d=$$(mktemp -d) && trap 'rm -rf "$$d"' EXIT && $(call protoc,"$$d") && \

@@ -51,7 +51,7 @@ class Notice:
 class Ticket:
     """A reservation; it ends once."""
 
-    __slots__ = ("_book", "asked", "claim", "places")
+    __slots__ = ("_book", "asked", "claim", "places", "priced")
 
     def __init__(
         self,
@@ -59,11 +59,13 @@ class Ticket:
         claim: quota.Claim,
         asked: tuple[int, int, int],
         places: list[tuple[meters.Meter, Any]],
+        priced: bool,
     ) -> None:
         self._book: Book | None = book
         self.claim = claim
         self.asked = asked
         self.places = places
+        self.priced = priced  # whether one of them counts cost
 
     def settle(self, spent: quota.Spent, now_us: int) -> None:
         """Replace the reservation by what was used; a second call does nothing."""
@@ -144,16 +146,11 @@ class Book:
             most = quota.Spent(claim.prompt_tokens, 0, claim.output_tokens)
             cost = self._pricing.cost(claim.model, claim.tier, most, utc)
         asked = (claim.prompt_tokens + claim.output_tokens, cost, 1)
-        if not forced:
-            for meter in found:
-                if not meter.fits(asked[meter.unit], utc, steady):
-                    raise self._refusal(found, asked, utc, steady)
-        ticket = Ticket(
-            self,
-            claim,
-            asked,
-            [(meter, meter.take(asked[meter.unit], utc, steady)) for meter in found],
-        )
+        for meter in found:
+            if not meter.fits(asked[meter.unit], utc, steady) and not forced:
+                raise self._refusal(found, asked, utc, steady)
+        places = [(meter, meter.take(asked[meter.unit], steady)) for meter in found]
+        ticket = Ticket(self, claim, asked, places, priced)
         self._open[claim.request_id] = ticket
         return ticket
 
@@ -164,14 +161,13 @@ class Book:
             del self._open[claim.request_id]
         steady = self._steady(now_us)
         tokens = spent.tokens
+        cost = 0
+        if tokens and ticket.priced:
+            cost = self._pricing.cost(claim.model, claim.tier, spent, claim.now_us)
+        used = (tokens, cost, 1 if tokens else 0)
         for meter, place in ticket.places:
-            if meter.unit == limits.Unit.TOKENS:
-                used = tokens
-            elif meter.unit == limits.Unit.REQUESTS:
-                used = 1 if tokens else 0
-            else:
-                used = self._cost(claim, spent)
-            meter.settle(place, asked[meter.unit], used, steady)
+            unit = meter.unit
+            meter.settle(place, asked[unit], used[unit], steady)
             if (
                 isinstance(meter, meters.CalendarMeter)
                 and place.known >= meter.alarm
@@ -288,11 +284,6 @@ class Book:
                 found = meters.RollingMeter(limit)
             self._meters[limit.key] = found
         return found
-
-    def _cost(self, claim: quota.Claim, spent: quota.Spent) -> int:
-        if not spent.tokens:
-            return 0
-        return self._pricing.cost(claim.model, claim.tier, spent, claim.now_us)
 
     def _steady(self, now_us: int) -> int:
         """Return a time that never goes back, and runs on when the clock was set back."""

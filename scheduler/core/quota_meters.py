@@ -41,8 +41,8 @@ class Meter:
         """Return whether ``asked`` may be taken; a soft limit always lets it."""
         return self.used(utc, steady) + asked <= self.amount or not self.hard
 
-    def take(self, asked: int, utc: int, steady: int) -> Any:
-        """Count ``asked`` and return its place."""
+    def take(self, asked: int, steady: int) -> Any:
+        """Count ``asked`` at the time of the last `fits`, and return its place."""
         raise NotImplementedError
 
     def settle(self, place: Any, asked: int, spent: int, steady: int) -> None:
@@ -84,9 +84,9 @@ class RollingMeter(Meter):
             self._newest = second
         return self._total
 
-    def take(self, asked: int, utc: int, steady: int) -> int:
+    def take(self, asked: int, steady: int) -> int:
         """Count it in the newest cell."""
-        self._total = self.used(utc, steady) + asked
+        self._total += asked
         self._cells[self._newest % CELLS] += asked
         return self._newest
 
@@ -132,7 +132,7 @@ class ConcurrentMeter(Meter):
         """Return how many there are."""
         return self._running
 
-    def take(self, asked: int, utc: int, steady: int) -> int:
+    def take(self, asked: int, steady: int) -> int:
         """Count one more; its place is when it began."""
         self._running += asked
         return steady
@@ -212,9 +212,9 @@ class CalendarMeter(Meter):
         cell = self.cell(utc)
         return cell.known + cell.reserved + asked <= self.amount or not self.hard
 
-    def take(self, asked: int, utc: int, steady: int) -> Cell:
+    def take(self, asked: int, steady: int) -> Cell:
         """Reserve it in the window."""
-        cell = self.cell(utc)
+        cell = self.current
         cell.reserved += asked
         return cell
 

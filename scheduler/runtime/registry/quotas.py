@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy import orm
+from sqlalchemy.dialects import postgresql, sqlite
 
 from scheduler.contracts import errors
 from scheduler.core import quota_limits as limits
@@ -170,8 +171,7 @@ class Quotas:
                 ]
             if report.differences and owner.batch < report.batch:
                 owner.batch = report.batch
-                for place, amount in report.differences.items():
-                    _add(session, place, amount, revision)
+                _add(session, report.differences, revision)
             for at_us, text in report.notices:
                 journal.note(session, at_us, "quota", text)
             session.flush()
@@ -206,16 +206,17 @@ class Quotas:
         """
         with self._base.write() as session:
             revision = _bump(session, "counters")
+            _add(session, dict.fromkeys(drifts, 0), revision)
             for place, drift in drifts.items():
-                row = _add(session, place, 0, revision)
+                key, window_us = place
+                row = session.get_one(tables.QuotaCounter, (*_columns(key).values(), window_us))
                 if row.checked_us != checked_us.get(place, 0):
                     continue
                 row.checked_us = now_us
                 row.amount += drift
                 if drift:
                     row.drift = drift
-                    key, text = place[0], place[0].kind.show(drift)
-                    note = f"{key}: corrected by {text}, as the ledger says"
+                    note = f"{key}: corrected by {key.kind.show(drift)}, as the ledger says"
                     journal.note(session, now_us, "quota", note)
             session.execute(
                 sa.delete(tables.QuotaCounter).where(
@@ -242,12 +243,16 @@ def _news(session: orm.Session, seen: tuple[int, int]) -> News:
     sums: dict[Place, int] = {}
     drifts: dict[Place, int] = {}
     if now["counters"] != seen[1]:
-        query = sa.select(tables.QuotaCounter).where(tables.QuotaCounter.revision > seen[1])
-        for row in session.scalars(query):
-            place = _key(row), row.window_us
-            sums[place] = row.amount
-            if row.drift:
-                drifts[place] = row.drift
+        table = tables.QuotaCounter.__table__.c
+        columns = [table[name] for name in (*_NAMES, "window_us", "amount", "drift")]
+        query = sa.select(*columns).where(table.revision > seen[1])
+        for *names, window_us, amount, drift in session.execute(
+            query
+        ):  # no objects: there are many
+            place = _named(*names), window_us
+            sums[place] = amount
+            if drift:
+                drifts[place] = drift
     return News(rules, sums, drifts, (now["limits"], now["counters"]))
 
 
@@ -270,17 +275,29 @@ def _bump(session: orm.Session, name: str) -> int:
     return row.revision
 
 
-def _add(session: orm.Session, place: Place, amount: int, revision: int) -> tables.QuotaCounter:
-    key, window_us = place
-    row = session.get(tables.QuotaCounter, (*_columns(key).values(), window_us))
-    if row is None:
-        row = tables.QuotaCounter(
-            **_columns(key), window_us=window_us, amount=0, drift=0, checked_us=0
-        )
-        session.add(row)
-    row.amount += amount
-    row.revision = revision
-    return row
+def _add(session: orm.Session, differences: Mapping[Place, int], revision: int) -> None:
+    """Add to many counters in one statement, making those that are not there."""
+    rows = [
+        {
+            **_columns(key),
+            "window_us": window_us,
+            "amount": amount,
+            "revision": revision,
+            "drift": 0,
+            "checked_us": 0,
+        }
+        for (key, window_us), amount in differences.items()
+    ]
+    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    statement = insert(tables.QuotaCounter)
+    statement = statement.on_conflict_do_update(
+        index_elements=[*_NAMES, "window_us"],
+        set_={
+            "amount": tables.QuotaCounter.amount + statement.excluded.amount,
+            "revision": statement.excluded.revision,
+        },
+    )
+    session.connection().execute(statement, rows)
 
 
 def _columns(key: limits.Key) -> dict[str, str]:
