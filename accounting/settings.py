@@ -1,6 +1,7 @@
 """The table ``[accounting]`` of ``forebay.toml``."""
 
 import dataclasses
+import zoneinfo
 
 from scheduler.contracts.settings import setting
 
@@ -34,7 +35,10 @@ class Accounting:
         60.0, "How often the leading broker brings accounting.duckdb up to date.", unit="s", least=1
     )
     minutes_kept_h: float = setting(
-        48.0, "Age up to which sums by minute are kept; hours and days are kept for ever.", unit="h", least=2
+        48.0,
+        "Age up to which sums by minute are kept; hours and days are kept for ever.",
+        unit="h",
+        least=2,
     )
     open_at_most_s: float = setting(
         21_600.0,
@@ -74,3 +78,14 @@ class Accounting:
         most=24,
     )
     currency: str = setting("EUR", "What reports call the unit of money; it is never converted.")
+
+    def __post_init__(self) -> None:
+        """Refuse a zone that nobody knows where the file is read, not at the first bill."""
+        try:
+            zoneinfo.ZoneInfo(self.time_zone)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
+            raise ValueError(
+                f"time_zone {self.time_zone!r}: no such zone: write Europe/Berlin"
+            ) from error
+        if not self.currency.isprintable() or not 1 <= len(self.currency) <= 16:
+            raise ValueError(f"currency {self.currency!r}: one to 16 printable characters")

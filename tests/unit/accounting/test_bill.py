@@ -269,3 +269,14 @@ def test_whole_days_come_from_the_rollups_and_the_rest_from_rows(
     ]
     close(office, "2026-11", DEC)
     assert office.month("2026-11").lines == before
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"time_zone": "Mars/Olympus"}, "no such zone"), ({"currency": ""}, "printable")],
+)
+def test_settings_that_mean_nothing_are_refused_where_they_are_read(
+    given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        settings.Accounting(**given)
