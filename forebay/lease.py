@@ -13,6 +13,7 @@ from forebay import in_lease, installation, sinks, telemetry
 from forebay import settings as forebay_settings
 from scheduler.contracts import fleet, slurm
 from scheduler.runtime import address, guard
+from scheduler.runtime import settings as scheduler_settings
 from slurm_plugins import sbatch
 from slurm_plugins import settings as slurm_settings
 
@@ -66,13 +67,18 @@ class Renderer:
             output=str(folder / "job-%j.log"),
             directory=str(folder),
             stamp=slurm.Stamp(lease.cluster, lease.lease_id, lease.kind, lease.team),
-            account=table.account,
+            account=self._account(lease, table),
             qos=table.qos,
             cpus_per_node=max(1, lease.gpus * table.cpus_per_gpu),
             gpus_per_node=lease.gpus,
             gres_type=gres_type,
             environment=environment,
         )
+
+    def _account(self, lease: fleet.Lease, table: slurm_settings.SlurmSettings) -> str:
+        shared = self._here.config.table(scheduler_settings.Settings).lease_team
+        own = table.charge_dedicated and lease.team != shared
+        return lease.team if own else table.account
 
     def _launcher(self, gres_type: str) -> dict[str, Any]:
         """Say how the agent starts its slots; see `slurm_plugins.steps.for_lease`."""

@@ -44,6 +44,11 @@ class SlurmSettings:
     account: str = settings.setting(
         "", "Slurm account that leases are charged to; empty leaves it to Slurm's default."
     )
+    charge_dedicated: bool = settings.setting(
+        False,
+        "Charge the leases of a team's dedicated replicas to the team's own Slurm account; the user that "
+        "Forebay runs as needs an association with it.",
+    )
     qos: str = settings.setting("", "QOS of the leases; empty leaves it to Slurm's default.")
     gres_type: str = settings.setting(
         "", "GPU type to ask for, as the nodes spell it or in another case; empty for any."

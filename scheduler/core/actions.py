@@ -13,6 +13,7 @@ class RequestLease:
     kind: fleet.LeaseKind
     gpus: int
     reason: str
+    team: str = ""  # whose own it is; "" for the platform's
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

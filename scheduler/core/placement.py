@@ -23,6 +23,7 @@ class Room:
         closing_gpus: GPUs of slots that close: nothing starts on them before they have.
         used: something of this plan is in it or waits for it.
         waits_for: why it is not ready.
+        team: whom the lease is charged to; "" for one that is asked for and is nobody's own.
     """
 
     lease_id: ids.LeaseId | None
@@ -32,6 +33,7 @@ class Room:
     closing_gpus: int = 0
     used: bool = False
     waits_for: str = ""
+    team: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ def rooms(
         if lease.state in {fleet.LeaseState.REQUESTED, fleet.LeaseState.PENDING}:
             reason = reasons.get(lease.lease_id, lease.reason)
             why = f"lease {lease.lease_id} waits in Slurm's queue ({reason})"
-            found.append(Room(lease.lease_id, False, lease.gpus, [], waits_for=why))
+            room = Room(lease.lease_id, False, lease.gpus, [], waits_for=why, team=lease.team)
+            found.append(room)
         elif lease.state is fleet.LeaseState.RUNNING:
             open_slots = [slot for slot in held.slots if not slot.state.final]
             found.append(
@@ -87,16 +90,18 @@ def rooms(
                     ],
                     closing_gpus=sum(slot.gpus for slot in open_slots if slot.close),
                     waits_for=f"the agent of lease {lease.lease_id} has not come yet",
+                    team=lease.team,
                 )
             )
             found += _coming(
-                snap, [s for s in open_slots if s.state.takes and not s.close], stopping
+                snap, lease.team, [s for s in open_slots if s.state.takes and not s.close], stopping
             )
     return found
 
 
 def _coming(
     snap: snapshot.Snapshot,
+    team: str,
     open_slots: Sequence[snapshot.Slot],
     stopping: Collection[ids.ReplicaId],
 ) -> list[Room]:
@@ -113,10 +118,23 @@ def _coming(
             slot.gpus,
             [],
             waits_for=f"replica {leaving[slot.slot_id]} is stopping",
+            team=team,
         )
         for slot in open_slots
         if slot.slot_id in leaving
     ]
+
+
+def open_to(available: Sequence[Room], dedicated: str, owners: Collection[str]) -> Sequence[Room]:
+    """Return the rooms that a deployment may use: a team's own leases are for its floor alone.
+
+    Args:
+        available: rooms.
+        dedicated: the team whose floor the deployment is, or "".
+        owners: teams that have leases of their own.
+    """
+    own = dedicated if dedicated in owners else ""
+    return [room for room in available if (room.team if room.team in owners else "") == own]
 
 
 def take(available: Sequence[Room], gpus: int, *, new_slots: bool) -> Place | None:

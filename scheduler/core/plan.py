@@ -27,6 +27,11 @@ class Settings(leases.Settings, ladder.Settings, Protocol):
         ...
 
     @property
+    def lease_team(self) -> str:
+        """Team that leases are charged to which are no team's own."""
+        ...
+
+    @property
     def pending_leases(self) -> int:
         """Most leases in Slurm's queue at once."""
         ...
@@ -262,8 +267,10 @@ def _grow(
         yield actions.Quarantine(*deployment.key, until, reason)
         return
     paused = failures is not None and failures.waits(snap.now)
+    owners = {each.spec.dedicated for each in snap.deployments} - {"", settings.lease_team}
     for _ in range(missing):
-        place = placement.take(available, deployment.spec.gpus, new_slots=snap.jobs is not None)
+        mine = placement.open_to(available, deployment.spec.dedicated, owners)
+        place = placement.take(mine, deployment.spec.gpus, new_slots=snap.jobs is not None)
         if paused and failures is not None:
             pause = failures.until - snap.now
             notes.append(f"{name}: next start in {pause:.1f} s, after: {failures.reason}")
@@ -314,10 +321,11 @@ def _ask(
             [],
             used=True,
             waits_for="a lease is asked for",
+            team=deployment.spec.dedicated,
         )
         available.append(room)
         reason = f"{name} needs {deployment.spec.gpus} GPUs and no lease has them"
-        yield actions.RequestLease(fleet.LeaseKind.SERVE, gpus, reason)
+        yield actions.RequestLease(fleet.LeaseKind.SERVE, gpus, reason, deployment.spec.dedicated)
 
 
 def _give_back(

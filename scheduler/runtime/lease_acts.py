@@ -63,7 +63,7 @@ class LeaseActs:
             lease_id=ids.LeaseId(ids.short_id("l")),
             cluster=self._live.cluster,
             kind=action.kind,
-            team=options.lease_team,
+            team=action.team or options.lease_team,
             state=fleet.LeaseState.REQUESTED,
             gpus=action.gpus,
             gres_type=options.lease_gres_type,

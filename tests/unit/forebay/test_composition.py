@@ -82,6 +82,29 @@ def test_a_lease_becomes_a_job_whose_agent_finds_its_spec(
     assert json.loads(job.environment[sinks.SPOOL])["folder"] == str(here.state / "spool")
 
 
+@pytest.mark.parametrize(
+    ("charge", "shared", "account"),
+    [("false", "forebay", "site"), ("true", "forebay", "physics"), ("true", "physics", "site")],
+)
+def test_a_teams_own_lease_is_charged_to_it_if_the_site_wants_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, charge: str, shared: str, account: str
+) -> None:
+    monkeypatch.setenv(sinks.SPOOL, "")
+    env = {
+        "FOREBAY_FOREBAY_STATE_DIR": str(tmp_path / "state"),
+        "FOREBAY_SLURM_ACCOUNT": "site",
+        "FOREBAY_SLURM_CHARGE_DEDICATED": charge,
+        "FOREBAY_SCHEDULER_LEASE_TEAM": shared,
+    }
+    here = installation.Installation.open(config.load(None, configs.TABLES, env))
+    port = embedded.EmbeddedClient(tmp_path / "slurm", cluster="alpha")
+    try:
+        job = lease.Renderer(here, port)(_lease())
+    finally:
+        port.close()
+    assert job.account == account
+
+
 def _lease() -> fleet.Lease:
     return fleet.Lease(
         lease_id=ids.LeaseId("l-1"),

@@ -25,6 +25,24 @@ def test_a_missing_replica_asks_for_a_lease_of_its_size() -> None:
     )
 
 
+def test_a_teams_own_floor_gets_leases_of_its_own_and_nobody_else_does() -> None:
+    def of(team: str, number: int) -> snapshot.HeldLease:
+        lease = held(number, L.RUNNING, gpus=4)
+        return dataclasses.replace(lease, lease=dataclasses.replace(lease.lease, team=team))
+
+    shared = deployment(gpus=2)
+    spec = dataclasses.replace(shared.spec, model="own", dedicated="red")
+    own = dataclasses.replace(shared, spec=spec)
+    asked = do(picture(deployments=(own, shared)))
+    assert [each.team for each in asked if isinstance(each, actions.RequestLease)] == ["red", ""]
+    both = of("red", 1), of(plans.OPTIONS.lease_team, 2)
+    started = do(picture(deployments=(own, shared), leases=both))
+    assert [(each.spec.model, each.lease_id) for each in started] == [  # type: ignore[union-attr]
+        ("own", both[0].lease.lease_id),
+        ("chat", both[1].lease.lease_id),
+    ]
+
+
 def test_one_lease_for_each_gap_up_to_the_cap() -> None:
     made = plan.plan(picture(deployments=(deployment(replicas=9),)), plans.OPTIONS)
     assert [type(action) for action in made.actions] == [actions.RequestLease] * 4
