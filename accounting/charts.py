@@ -6,6 +6,7 @@ Colours are Okabe and Ito's, which people with any colour vision can tell apart.
 import dataclasses
 import datetime
 import io
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,7 +95,8 @@ def _picture(
         "axes.labelcolor": _INK,
         "text.parse_math": False,  # a team called $x$ is no formula
     }
-    with mpl.rc_context(rc):
+    with mpl.rc_context(rc), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a box is drawn for it
         figure = Figure(figsize=size, dpi=160, layout="constrained")
         backend_agg.FigureCanvasAgg(figure)
         axes = figure.add_subplot()
