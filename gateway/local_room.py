@@ -195,6 +195,8 @@ class LocalRoom:
         model = self._model(asking.model)
         if asking.tier is requests.Tier.INTERACTIVE:
             model.interactive_at = now
+        if asking.tier is not requests.Tier.BATCH:
+            model.crowd.came(asking.team, now)
         self._waiters[asking.request_id] = waiter
         try:
             self._admit(model, waiter, now)
@@ -206,8 +208,11 @@ class LocalRoom:
 
     def adopt(self, asking: asks.Asking, replica: fleet.Replica, version: str) -> LocalWaiter:
         """Count a request that runs already: another owner, or this one before, has admitted it."""
-        known = self._standing()
-        needs = dataclasses.replace(self._needs(asking, known, 0.0), version=version)
+        # Its load counts also where nothing routes there any more, or no view has come yet.
+        prompt = asking.prompt_tokens or self._learned.prompt_tokens(asking.model, asking.chars)
+        output = self._learned.output_tokens(asking.model, asking.team, asking.max_tokens)
+        long = 0 < self._deps.settings.long_prompt_tokens <= prompt
+        needs = asks.Needs(version, asking.adapter, asking.seats, 0, prompt, output, long)
         hold = self._deps.quotas.adopt(self._claim(asking, needs))
         waiter = LocalWaiter(asking, needs, self._ticket(asking, needs, self.now), 0.0, hold)
         model = self._model(asking.model)
@@ -462,7 +467,10 @@ class LocalRoom:
             return None
         if self.now < self._held_until:
             return None
-        placed = waiter.placed = self._placer.place(asking, needs)
+        left = 0.0
+        if asking.tier is not requests.Tier.BATCH and model.crowd.crowds(asking.team, self.now):
+            left = self._deps.settings.team_holdback
+        placed = waiter.placed = self._placer.place(asking, needs, left)
         if placed is None:
             return None
         return self._granted(model, waiter, placed.replica, placed.guard)
@@ -474,15 +482,21 @@ class LocalRoom:
         replica: fleet.Replica,
         guard: load.Guard,
     ) -> LocalGrant:
-        long_team = waiter.asking.team if waiter.needs.long else None
+        team = waiter.asking.team
+        long_team = team if waiter.needs.long else None
+        urgent = guard.tier is not requests.Tier.BATCH
 
         def freed(guard: load.Guard) -> None:
             waiter.open = None
             model.opened(guard, long_team, -1)
+            if urgent:
+                model.crowd.ran(team, -1)
             self._placer.freed(guard.replica_id)
             self._pump_soon(guard.model)
 
         model.opened(guard, long_team)
+        if urgent:
+            model.crowd.ran(team, 1)
         return LocalGrant(replica, waiter.needs.version, guard, self._pump_soon, freed)
 
     def _ticket(self, asking: asks.Asking, needs: asks.Needs, now: float) -> admission.Ticket:

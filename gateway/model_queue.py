@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from gateway import settings
 from scheduler.contracts import fleet, requests
-from scheduler.core import admission, drain, load
+from scheduler.core import admission, crowding, drain, load
 
 HOLDBACK_S = 60.0  # interactive requests that came this lately are reckoned to come again
 
@@ -20,6 +20,7 @@ class ModelQueue:
         rates: how fast each band empties.
         interactive_at: monotonic seconds when an interactive request came last.
         longs: long prompts in flight, by team.
+        crowd: whose interactive and standard requests are in flight.
     """
 
     def __init__(self, options: settings.GatewaySettings) -> None:
@@ -28,6 +29,7 @@ class ModelQueue:
         self.rates = {tier: drain.DrainRate() for tier in requests.Tier}
         self.interactive_at = float("-inf")
         self.longs: collections.Counter[str] = collections.Counter()
+        self.crowd = crowding.Crowd()
         self._ids: frozenset[str] = frozenset()
         self._seats = self._free = self._free_batch = 0
 

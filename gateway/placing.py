@@ -56,12 +56,20 @@ class Placer:
             for batch in (False, True)
         }
 
-    def place(self, asking: asks.Asking, needs: asks.Needs) -> router.Placed | None:
-        """Return a replica and the load that is counted there from now on; None: no room now."""
+    def place(
+        self, asking: asks.Asking, needs: asks.Needs, left: float = 0.0
+    ) -> router.Placed | None:
+        """Return a replica and the load that is counted there from now on; None: no room now.
+
+        Args:
+            asking: the request.
+            needs: what it needs.
+            left: part of the replicas whose room it leaves to other teams.
+        """
         moment = self._moments.get(asking.tier is requests.Tier.BATCH)
         if moment is None:
             return None
-        return self._router.place(_ask(asking, needs), moment, self._draw())
+        return self._router.place(_ask(asking, needs, left), moment, self._draw())
 
     def adopt(
         self, asking: asks.Asking, needs: asks.Needs, replica_id: ids.ReplicaId
@@ -105,7 +113,7 @@ class Placer:
         return {replica_id: incarnation for replica_id, (incarnation, _) in self._suspects.items()}
 
 
-def _ask(asking: asks.Asking, needs: asks.Needs) -> routing.Ask:
+def _ask(asking: asks.Asking, needs: asks.Needs, left: float = 0.0) -> routing.Ask:
     return routing.Ask(
         model=asking.model,
         version=needs.version,
@@ -116,6 +124,7 @@ def _ask(asking: asks.Asking, needs: asks.Needs) -> routing.Ask:
         prompt_tokens=needs.prompt_tokens,
         output_tokens=needs.seats * needs.output_tokens,
         long=needs.long,
+        left=left,
         prefix=asking.prefix,
         hint=asking.cache_hint,
     )

@@ -107,6 +107,14 @@ class GatewaySettings:
     age_turns: int = setting(
         8, "Every how many turns one is standard's, once it has aged; 8 leaves 7 of 8.", least=2
     )
+    team_holdback: float = setting(
+        0.125,
+        "A team that has more than its equal part in flight while others come too leaves the room of this "
+        "part of a model's replicas to them (rounded down): a request of theirs then need not wait until "
+        "a prompt of its has been computed.",
+        least=0,
+        most=0.9,
+    )
     holdback: float = setting(
         0.1,
         "Part of a model's seats that standard leaves to interactive requests while these come; it takes "

@@ -48,6 +48,7 @@ class Ask:
         prompt_tokens: the prompt, estimated; 0 if not known.
         output_tokens: what its sequences will sample together, estimated; 0 if not known.
         long: whether it belongs in the long-context pool.
+        left: part of the replicas whose room it leaves to others, rounded down.
         prefix: the prompt's fingerprints.
         hint: the caller's key for requests that share a prefix, or None.
     """
@@ -61,6 +62,7 @@ class Ask:
     prompt_tokens: int = 0
     output_tokens: int = 0
     long: bool = False
+    left: float = 0.0
     prefix: prefixes.Prefix = prefixes.NONE
     hint: str | None = None
 
@@ -160,6 +162,9 @@ def choose(ask: Ask, at: Situation, policy: Policy = DEFAULT) -> Choice | None:
     batch = ask.tier is requests.Tier.BATCH
     group = at.fleet.group(ask.model, ask.version, ask.adapter, batch=batch)
     if group is None:
+        return None
+    left = int(ask.left * len(group.members))
+    if left and len(_able(ask, group.members, group, at)) <= left:
         return None
     if group.stale(at.now):
         able = _able(ask, group.members, group, at)
