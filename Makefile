@@ -66,6 +66,10 @@ bench-prefix: setup ## cached prompt tokens and TTFT on real vLLM: random, round
 bench-routing: ## what a routing decision, a view and a fingerprint cost with 350 replicas and 50 adapters
 	@.venv/bin/python -m tests.bench.routing
 
+.PHONY: bench-accounting
+bench-accounting: setup ## a month of 100 million usage rows: to write, keep and bill, beside PostgreSQL, SQLite and plain DuckDB (ROWS=1000000, REPORT=1)
+	@.venv/bin/python -m tests.bench.accounting --rows $(or $(ROWS),100000000) $(if $(REPORT),--report docs/bench/accounting.md)
+
 .PHONY: bench-quota
 bench-quota: ## what a claim on quotas, a refusal and an exchange with the registry cost
 	@.venv/bin/python -m tests.bench.quota_book

@@ -82,8 +82,16 @@ def roll(
 
     Raises:
         manifests.ManifestDamaged: nothing was touched.
-        rollup.Busy: another process holds the file; the next pass does what this one did not.
     """
+    try:
+        return _roll(records, clock, minutes_kept_s, path)
+    except rollup.Busy as error:  # the next pass does what this one did not
+        return Rolled(problems=(str(error),))
+
+
+def _roll(
+    records: books.Books, clock: clocks.Clock, minutes_kept_s: float, path: Path | None
+) -> Rolled:
     target = path or rollup.path_of(records.state_dir)
     current = manifests.load(records.state_dir / "parquet") or manifests.Manifest()
     groups: dict[str, list[manifests.File]] = {}

@@ -74,7 +74,7 @@ SUMS: Mapping[str, str] = {  # what each sum is of the rows of view `usage`
 LATENCY_SUMS: Mapping[str, str] = {"n": "count(*)"}
 _BUCKETS_AN_OCTAVE = 8
 
-_WAIT_S = 5.0  # a writer holds the file for a fraction of a second
+WAIT_S = 5.0  # a writer holds the file for a fraction of a second
 _POLL_S = 0.02
 
 
@@ -128,7 +128,7 @@ def path_of(state_dir: Path) -> Path:
 
 
 @contextlib.contextmanager
-def opened(path: Path, *, write: bool = False, wait_s: float = _WAIT_S) -> Iterator[Any]:
+def opened(path: Path, *, write: bool = False, wait_s: float | None = None) -> Iterator[Any]:
     """Open the rollups; many may read at a time, or one may write.
 
     Raises:
@@ -138,7 +138,7 @@ def opened(path: Path, *, write: bool = False, wait_s: float = _WAIT_S) -> Itera
     """
     if not write and not path.exists():
         raise FileNotFoundError(path)
-    until = time.monotonic() + wait_s
+    until = time.monotonic() + (WAIT_S if wait_s is None else wait_s)
     options: dict[str, Any] = {
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,

@@ -211,6 +211,20 @@ def test_who_reads_waits_for_who_writes_and_is_told(tmp_path: Path) -> None:
         pass
 
 
+def test_a_reader_that_stays_holds_a_pass_up_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path, [closed(1)])
+    roll(tmp_path)
+    record(tmp_path, [closed(2)])
+    monkeypatch.setattr(rollup, "WAIT_S", 0.0)
+    with rollup.opened(rollup.path_of(tmp_path)):
+        (problem,) = roll(tmp_path).problems
+    assert "another process holds it open" in problem
+    assert roll(tmp_path).problems == ()
+    assert total(tmp_path, "days") == 2
+
+
 def test_a_window_takes_days_inside_and_hours_at_its_borders(tmp_path: Path) -> None:
     record(tmp_path, [closed(n, MIDNIGHT + n * HOUR) for n in range(96)])
     roll(tmp_path, LATER)

@@ -1,0 +1,50 @@
+"""The rows that `make bench-accounting` makes: as many as asked, in order, and the same merged as written."""
+
+from pathlib import Path
+
+import duckdb
+
+from accounting import books, manifest, merge, schema
+from tests.bench import accounting_data as data
+from tests.bench import accounting_report
+
+DAY = data.Day(3, 1000, 400)
+
+
+def test_days_add_up() -> None:
+    for rows in (0, 1, 29, 1_000_003):
+        made = data.days(rows)
+        assert sum(day.rows for day in made) == rows
+        assert [day.first for day in made] == [sum(d.rows for d in made[:n]) for n in range(30)]
+    assert (made[0].name, made[29].name) == ("2026-11-01", "2026-11-30")
+    assert data.month_us()[1] - data.month_us()[0] == 30 * data.DAY_US
+
+
+def test_a_day_is_what_a_compaction_leaves(tmp_path: Path) -> None:
+    entry = data.compacted(tmp_path / "parquet", DAY)
+    manifest.save(tmp_path / "parquet", manifest.Manifest(1, (entry,)))
+    with books.Books(tmp_path).reading() as reading:
+        rows = reading.query("SELECT * FROM usage")
+    assert reading.problems == ()
+    assert len({(row["request_id"], row["attempt"]) for row in rows}) == len(rows) == DAY.rows
+    assert [row["request_id"] for row in rows] == sorted(row["request_id"] for row in rows)
+    assert {row["arrived_us"] // data.DAY_US * data.DAY_US for row in rows} == {DAY.start_us}
+    assert all(row["output_tokens"] >= 0 and row["uncached_prompt_tokens"] >= 0 for row in rows)
+    assert len({row["team"] for row in rows}) > 40
+
+
+def test_as_written_and_merged_it_is_the_same() -> None:
+    with duckdb.connect() as session:
+        session.execute(f"CREATE TABLE ends AS {data.attempts(DAY, 0, DAY.rows)}")
+        session.execute(f"CREATE TABLE raw AS {data.as_written('SELECT * FROM ends')}")
+        names = ", ".join(f'"{name}"' for name in schema.columns(schema.USAGE))
+        again = session.execute(f"SELECT {names} FROM ({merge.statement('raw')}) ORDER BY ALL")
+        merged = again.fetchall()
+        assert merged == session.execute(f"SELECT {names} FROM ends ORDER BY ALL").fetchall()
+
+
+def test_figures_go_between_their_marks(tmp_path: Path) -> None:
+    path = tmp_path / "report.md"
+    path.write_text("before\n<!-- figures -->\nold\n<!-- end of figures -->\nafter\n")
+    accounting_report.write(path, "new\n")
+    assert path.read_text() == "before\n<!-- figures -->\nnew\n<!-- end of figures -->\nafter\n"
