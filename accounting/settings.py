@@ -82,7 +82,8 @@ class Accounting:
     def __post_init__(self) -> None:
         """Refuse a zone that nobody knows where the file is read, not at the first bill."""
         try:
-            zoneinfo.ZoneInfo(self.time_zone)
+            if self.time_zone != "UTC":  # known everywhere, also where no zones are installed
+                zoneinfo.ZoneInfo(self.time_zone)
         except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
             raise ValueError(
                 f"time_zone {self.time_zone!r}: no such zone: write Europe/Berlin"
