@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import tempfile
@@ -20,7 +19,6 @@ from prometheus_client import multiprocess
 from forebay import gateway_service, installation, tree
 from gateway import settings as gateway_settings
 
-_MOST_PATH = 100  # bytes of a Unix socket's path: the kernel takes 107
 _log = logging.getLogger(__name__)
 
 
@@ -31,14 +29,16 @@ async def gateway(here: installation.Installation, told: gateway_service.Told) -
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
-    with _ports(table) as (http_port, grpc_port), _folders(here.state) as (sockets, numbers):
+    with _ports(table) as (http_port, grpc_port), _folder() as folder:
+        numbers = folder / "metrics"
+        numbers.mkdir()
         env = {
             **os.environ,
             "FOREBAY_GATEWAY_HTTP_PORT": str(http_port),
             "FOREBAY_GATEWAY_GRPC_PORT": str(grpc_port),
             "PROMETHEUS_MULTIPROC_DIR": str(numbers),
             gateway_service.PLACE: gateway_service.placed(
-                f"{socket.gethostname()}-{http_port}", sockets / "admission.sock", table.workers
+                f"{socket.gethostname()}-{http_port}", folder / "admission.sock", table.workers
             ),
         }
         config = here.config.path
@@ -93,19 +93,11 @@ def _ports(table: gateway_settings.GatewaySettings) -> Iterator[tuple[int, int]]
 
 
 @contextlib.contextmanager
-def _folders(state: Path) -> Iterator[tuple[Path, Path]]:
-    """Make a folder for the socket and one for the metrics' files, only ours; both go at the end."""
-    made = state / "run" / f"gateway-{os.getpid()}"
-    shutil.rmtree(made, ignore_errors=True)  # an earlier process of this number that was killed
-    numbers = made / "metrics"
-    numbers.mkdir(mode=0o700, parents=True)
-    sockets, short = made, ""
-    if len(str(made / "admission.sock").encode()) > _MOST_PATH:
-        short = tempfile.mkdtemp(prefix="forebay-")
-        sockets = Path(short)
-    try:
-        yield sockets, numbers
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-        if short:
-            shutil.rmtree(short, ignore_errors=True)
+def _folder() -> Iterator[Path]:
+    """Make a folder for the socket and the metrics' files, only ours; it goes at the end.
+
+    Not in the state folder, which may be on a shared file system: two hosts must not meet in it, files that
+    are mapped into memory want a local disk, and a socket's path may have no more than 107 bytes.
+    """
+    with tempfile.TemporaryDirectory(prefix="forebay-gateway-", ignore_cleanup_errors=True) as made:
+        yield Path(made)

@@ -12,6 +12,7 @@ from gateway import dependencies, local_room, metrics, waiting
 from gateway.admission import owner, place, remote, split
 from scheduler.contracts import fleet
 
+FIRST_VIEW_S = 2.0
 Run = Callable[[], Awaitable[None]]
 
 
@@ -56,6 +57,7 @@ async def joined(deps: dependencies.Dependencies) -> AsyncIterator[Admission]:
     async with contextlib.AsyncExitStack() as stack:
         own: local_room.LocalRoom | None = None
         if where.owns:
+            await _view(deps)
             own = local_room.LocalRoom(deps)
             served = owner.Owner(own, where.token, where.gateway, where.workers)
             await stack.enter_async_context(_listening(served, where))
@@ -71,6 +73,14 @@ async def joined(deps: dependencies.Dependencies) -> AsyncIterator[Admission]:
             made.room = room
             made.runs.append(room.run)
         yield made
+
+
+async def _view(deps: dependencies.Dependencies) -> None:
+    """Wait a moment for the fleet: an owner that knows of no replica would refuse those that wait for it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FIRST_VIEW_S):
+            if deps.fleet.view() is None:
+                await deps.fleet.changed(-1)
 
 
 def _split(
