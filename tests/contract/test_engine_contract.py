@@ -229,13 +229,11 @@ async def test_who_leaves_is_out_of_the_engine_within_two_steps(
     subject: engine_subject.Subject, stream: bool
 ) -> None:
     """G2, counted by the engine's own steps: alone in it, the sequence is what it steps for."""
+    if not subject.token_ids:
+        pytest.skip("an external engine tells no steps")
     body = {"prompt": "x", "stream": stream, **subject.slow}
     task = asyncio.create_task(subject.ask(body))
-    at_work = await subject.until(lambda said: said["stats"]["output_tokens_total"] >= 3)
-    if not at_work["steps_total"]:
-        task.cancel()
-        await asyncio.wait({task})
-        pytest.skip("this engine tells no steps")
+    await subject.until(lambda said: said["stats"]["output_tokens_total"] >= 3)
     task.cancel()
     await asyncio.wait({task})
     await subject.until(lambda said: said["running"] == 0)
