@@ -1,4 +1,4 @@
-"""The one module that touches vLLM's names: its own OpenAI app around a thin `AsyncLLM` subclass.
+"""Where vLLM's names are touched (and in `resumed`, `steps`): its own OpenAI app around a thin `AsyncLLM`.
 
 Chat templates, tools, logprobs and every byte of an answer are vLLM's. Added here: which tokens the
 bytes stand for, abort by our request id, priority by tier, and the step's figures. Written against
@@ -6,7 +6,6 @@ vLLM 0.31 and 0.32 and importable only in an engine's environment; it must not k
 """
 
 import argparse
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -14,7 +13,6 @@ import importlib
 import importlib.metadata
 import json
 import os
-import statistics
 import time as timing
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, NoReturn
@@ -33,10 +31,9 @@ from vllm.model_executor.models import registry
 from vllm.usage import usage_lib
 from vllm.utils import argparse_utils
 from vllm.v1.engine import async_llm
-from vllm.v1.metrics import loggers
 
-from engines.replica import engine, launch, work
-from engines.vllm import arguments, calls, ledger, resumed
+from engines.replica import engine, launch
+from engines.vllm import arguments, calls, ledger, resumed, steps
 from scheduler.contracts import clock, fleet
 
 _BAD_REQUEST = (vllm.exceptions.VLLMClientError, vllm.exceptions.GracefulHTTPError)
@@ -97,59 +94,6 @@ def parse(spec: fleet.ReplicaSpec) -> argparse.Namespace:
             f"model {spec.model}: engine_args: vLLM {version()} says: {words}"
         ) from error
     return args
-
-
-class StepLog(loggers.StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped here
-    """Keeps the newest figures of the engine's steps (vLLM calls this interface unstable).
-
-    A step's time is the interval between two reports while work was running: the figure that vLLM
-    itself gives (`iteration_details.elapsed_ms`) leaves the model's own time out on CPUs.
-    """
-
-    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-        self.steps = 0
-        self.kv_usage = 0.0
-        self.queued = 0
-        self.output_tokens = 0
-        self._intervals: collections.deque[float] = collections.deque(maxlen=16)
-        self._last = 0.0
-        self.meter = work.Meter()
-
-    @property
-    def step_ms(self) -> float:
-        """Median of the newest steps in milliseconds, 0 before the first two."""
-        return round(statistics.median(self._intervals) * 1_000, 3) if self._intervals else 0.0
-
-    def record(
-        self,
-        scheduler_stats: Any,
-        iteration_stats: Any,
-        mm_cache_stats: Any = None,
-        engine_idx: int = 0,
-    ) -> None:
-        """Take the figures of one step."""
-        if scheduler_stats is not None:
-            now = timing.monotonic()
-            if self._last:
-                self._intervals.append(now - self._last)
-            # An engine without work takes no step: the time until its next one is not a step's.
-            self._last = now if scheduler_stats.num_running_reqs else 0.0
-            self.steps += 1
-            self.kv_usage = scheduler_stats.kv_cache_usage
-            self.queued = scheduler_stats.num_waiting_reqs
-            self._measure(now, iteration_stats, more=bool(scheduler_stats.num_running_reqs))
-        if iteration_stats is not None:
-            self.output_tokens += iteration_stats.num_generation_tokens
-
-    def _measure(self, now: float, iteration: Any, *, more: bool) -> None:
-        prompt = getattr(iteration, "prompt_token_stats", None)
-        # Releases without the breakdown tell whole prompts only: the cache's part is in it then.
-        computed = getattr(prompt, "computed", getattr(iteration, "num_prompt_tokens", 0))
-        sampled = getattr(iteration, "num_generation_tokens", 0)
-        self.meter.step(now, prefill=computed, decode=sampled, more=more)
-
-    def log_engine_initialized(self) -> None:
-        """Say nothing: the replica's supervisor reports the start."""
 
 
 class TappedLLM(async_llm.AsyncLLM):  # type: ignore[misc]  # vLLM is untyped here
@@ -260,7 +204,7 @@ class VllmEngine:
     """`engines.replica.engine.Engine` for vLLM."""
 
     def __init__(
-        self, llm: TappedLLM, inner: types.ASGIApp, taps: engine.Taps, log: StepLog
+        self, llm: TappedLLM, inner: types.ASGIApp, taps: engine.Taps, log: steps.StepLog
     ) -> None:
         self._llm = llm
         self._taps = taps
@@ -404,7 +348,7 @@ async def open_engine(
     _prepare_process(config)
     reporter.phase("configure", round(timing.monotonic() - began, 3))
     began = timing.monotonic()
-    log = StepLog(config)
+    log = steps.StepLog(config)
     llm = TappedLLM.from_vllm_config(
         config, usage_context=context, stat_loggers=[lambda vllm_config, index=0: log]
     )
