@@ -150,13 +150,21 @@ def find(
 
 
 def _sums(reading: books.Reading) -> dict[str, stepcost.Sums]:
-    rows = reading.query("""
-SELECT model, count(*) AS n, sum(p * p) AS pp, sum(p * d) AS pd, sum(d * d) AS dd,
-  sum(p * y) AS py, sum(d * y) AS dy, sum(y * y) AS yy
-FROM (SELECT model, prefill_tokens::DOUBLE AS p, decode_tokens::DOUBLE AS d, busy_us::DOUBLE AS y
-      FROM gpu_held WHERE measured = 1 AND state = 1 AND steps > 0)
-GROUP BY model ORDER BY model""")
-    return {row.pop("model"): stepcost.Sums(**row) for row in rows}
+    # Whole numbers, so that the sums do not depend on the order of the rows.
+    products = ", ".join(
+        f"sum({a} * {b}) AS {a}{b}" for a, b in ("pp", "pd", "dd", "py", "dy", "yy")
+    )
+    rows = reading.query(
+        f"SELECT model, count(*) AS n, {products} FROM (SELECT model, prefill_tokens::HUGEINT AS p, "  # noqa: S608
+        "decode_tokens::HUGEINT AS d, busy_us::HUGEINT AS y FROM gpu_held "
+        "WHERE measured = 1 AND state = 1 AND steps > 0) GROUP BY model ORDER BY model"
+    )
+    return {
+        row["model"]: stepcost.Sums(
+            int(row["n"]), *(float(row[name]) for name in ("pp", "pd", "dd", "py", "dy", "yy"))
+        )
+        for row in rows
+    }
 
 
 def _arrays(session: Any, statement: str) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def _one(
     """Make one hour anew and write it if it says something else than before."""
     known = load_day(folder, hour_us).get(hour_us)
     end_us = hour_us + HOUR_US
-    with records.reading(max(0, hour_us - LONGEST_REQUEST_US), end_us) as reading:
+    with records.reading(_arrivals_from(records.state_dir / "parquet", hour_us), end_us) as reading:
         if reading.problems:  # an hour that lacks rows must not replace a whole one
             return dataclasses.replace(done, problems=(*done.problems, *reading.problems))
         found = gpu_lines.find(
@@ -158,6 +158,16 @@ def _inputs(parquet: Path) -> dict[int, str]:
         hour_us: hashlib.sha256("\n".join(sorted(paths)).encode()).hexdigest()
         for hour_us, paths in touching.items()
     }
+
+
+def _arrivals_from(parquet: Path, hour_us: int) -> int:
+    """Return when the earliest request arrived that may have run in an hour, by the files' own spans."""
+    begins = [
+        file.first_us
+        for file in (manifests.load(parquet) or manifests.Manifest()).files
+        if file.table == schema.USAGE and file.last_us >= hour_us and file.first_us < hour_us
+    ]
+    return max(0, hour_us - LONGEST_REQUEST_US, min(begins, default=hour_us))
 
 
 def _encoded(table: Any) -> bytes:

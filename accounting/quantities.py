@@ -14,7 +14,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from accounting import books, rates, reports, rollup
+from accounting import books, rates, reports, rollup, shares
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,6 +46,29 @@ class Taken:
 
     amounts: Sequence[Amount]
     nobodys: Mapping[tuple[int, str], int]
+
+
+def share_idle(taken: Taken) -> Taken:
+    """Share out each period's idle GPU time over who used GPUs then, by use; without any use it stays.
+
+    A policy that a report is asked for by name: idle time is nobody's otherwise.
+    """
+    amounts, nobodys = list(taken.amounts), dict(taken.nobodys)
+    for (period, what), idle in taken.nobodys.items():
+        places = [
+            place
+            for place, each in enumerate(amounts)
+            if each.period == period and each.use is rates.Use.GPU and each.amount > 0
+        ]
+        if what != "idle" or not places:
+            continue
+        used = shares.ints([amounts[place].amount for place in places])
+        parts = shares.largest_remainder_of(idle, used)
+        for place, part in zip(places, parts, strict=True):
+            more = amounts[place].amount + part
+            amounts[place] = dataclasses.replace(amounts[place], amount=more)
+        del nobodys[period, what]
+    return Taken(amounts, nobodys)
 
 
 def rolled_until(state_dir: Path) -> int:

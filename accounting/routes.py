@@ -168,7 +168,11 @@ class _Usage:
             found = reports.lease_times(reading, scope, asked.wanted, clip)
             return self._answer(asked, [dataclasses.asdict(each) for each in found], reading)
 
-    def rollup(self, asked: _Asked, by: str, unit: str, tz: str) -> dict[str, Any]:
+    def rollup(
+        self, asked: _Asked, by: str, unit: str, tz: str, idle: str = "none"
+    ) -> dict[str, Any]:
+        if idle not in {"none", "use"}:
+            raise errors.BadRequest("idle is none or use", param="idle")
         if by not in summaries.GROUPS:
             raise errors.BadRequest(f"by is one of {', '.join(summaries.GROUPS)}", param="by")
         try:
@@ -179,6 +183,8 @@ class _Usage:
         with self._books.reading(first, asked.window.end_us) as reading:
             known = self._billing.price_list()
             taken = quantities.take(reading, cuts, known, self._weights)
+            if idle == "use":
+                taken = quantities.share_idle(taken)
             rows = summaries.summary(
                 reading, asked.scope, asked.wanted, by=by, cuts=cuts, taken=taken
             )
@@ -295,9 +301,13 @@ def router(
 
     @routes.get("/rollup")
     async def _rollup(
-        asked: _Ask, by: _Query = "team", unit: _Query = "day", tz: _Query = "UTC"
+        asked: _Ask,
+        by: _Query = "team",
+        unit: _Query = "day",
+        tz: _Query = "UTC",
+        idle: _Query = "none",
     ) -> fastapi.Response:
-        return await _run(asked, lambda ask: work.rollup(ask, by, unit, tz))
+        return await _run(asked, lambda ask: work.rollup(ask, by, unit, tz, idle))
 
     @routes.get("/bill")
     async def _bill(asked: _Ask, month: _Query = "") -> fastapi.Response:

@@ -63,6 +63,17 @@ def largest_remainder(amounts: Ints, group: Ints, weights: Ints) -> Ints:
     return ints(parts)
 
 
+def largest_remainder_of(amount: int, weights: Ints) -> list[int]:
+    """Share out one amount of any size, as `largest_remainder` does many small ones."""
+    total = int(weights.sum())
+    wanted = [amount * int(weight) for weight in weights]
+    parts = [each // total for each in wanted]
+    order = sorted(range(len(parts)), key=lambda place: -(wanted[place] % total))
+    for place in order[: amount - sum(parts)]:
+        parts[place] += 1
+    return parts
+
+
 def expand(counts: Ints) -> tuple[Ints, Ints]:
     """Return, for items that are repeated ``counts`` times, each copy's item and its place among them."""
     item = np.repeat(np.arange(len(counts)), counts)

@@ -182,4 +182,5 @@ def _requests(
             payer=usage.Payer.PLATFORM if lost else usage.Payer.TEAM,
             waste_tokens=draw.randrange(900) if identity.attempt == 2 else 0,
         )  # fmt: skip
-        (day.late if draw.random() < 0.02 else day.rows).append(row)
+        last_hours = at > day.start_us + 22 * 60 * MINUTE
+        (day.late if last_hours and draw.random() < 0.2 else day.rows).append(row)

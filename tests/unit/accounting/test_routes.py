@@ -116,6 +116,19 @@ async def test_leases_are_the_teams_business(get: Get) -> None:
     assert clipped["rows"][0]["gpu_us"] == 4 * SECOND
 
 
+async def test_idle_time_is_shared_out_if_asked_for(get: Get) -> None:
+    window = {"by": "team", "start_us": NOON, "end_us": NOON + 10 * SECOND}
+    plain = {(row["what"], row["team"]): row for row in (await get("rollup", **window))["rows"]}
+    rows = (await get("rollup", **window, idle="use"))["rows"]
+    shared = {(row["what"], row["team"]): row["gpu_us"] for row in rows}
+    assert ("idle", "") not in shared
+    assert sum(shared.values()) == 40 * SECOND
+    idle, used = plain["idle", ""]["gpu_us"], plain["used", "red"]["gpu_us"]
+    both = used + plain["used", "blue"]["gpu_us"]
+    assert abs(shared["used", "red"] - used - idle * used / both) <= 1
+    assert shared["waste", ""] == plain["waste", ""]["gpu_us"]
+
+
 async def test_a_rollup_adds_up_to_what_was_allocated(get: Get) -> None:
     rows = (await get("rollup", by="team", start_us=NOON, end_us=NOON + 10 * SECOND))["rows"]
     by = {(row["what"], row["team"]): row for row in rows}
