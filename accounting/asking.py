@@ -15,6 +15,11 @@ BASE = "/forebay/v1/usage"
 Place = tuple[Mapping[str, str], datetime.datetime, datetime.tzinfo]
 
 
+def roomy(prog: str) -> argparse.HelpFormatter:
+    """Return a help formatter that keeps each option on one line."""
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=100)
+
+
 def output_options(parser: argparse.ArgumentParser) -> None:
     """Declare how rows are put out."""
     parser.add_argument("-n", "--noheader", action="store_true", help="no header")

@@ -30,6 +30,8 @@ def parser() -> command_line.Parser:
     """Return facct's parser."""
     made = command_line.Parser(
         prog="facct",
+        usage="facct [options]",
+        formatter_class=asking.roomy,
         description="Show what requests, batch jobs and leases used.",
         epilog="examples:\n  facct -S now-1hour -X\n  facct -j 12 -o jobid%-30,state,reason\n"
         "  facct --leases -P",

@@ -30,15 +30,22 @@ def parser() -> command_line.Parser:
     """Return freport's parser."""
     made = command_line.Parser(
         prog="freport",
+        usage="freport REPORT [by UNIT] [options]",
+        formatter_class=asking.roomy,
         description="Tokens, GPU time and cost by cluster, team, user, model, tier or endpoint; 'bill': a\n"
         "month's bill, line by line; or 'reconcile': every lease in Forebay's and in Slurm's books.\n"
         "Yesterday, unless -S says otherwise.",
         epilog="examples:\n  freport team\n  freport model by hour -S today -t Hours -T gpu,cost --chart\n"
-        "  freport user by month --month 2026-11 --csv\n  freport bill --month 2026-11 -A physics\n"
+        "  freport bill --month 2026-11 -A physics\n"
         "  freport team --month 2026-11 -A physics --html physics.html\n  freport reconcile -S now-1day\n"
         "  freport reconcile by account -S 2026-11-01 -E 2026-11-30",
     )
-    made.add_argument("report", choices=[*freport_rows.REPORTS, "bill", "reconcile"])
+    made.add_argument(
+        "report",
+        choices=[*freport_rows.REPORTS, "bill", "reconcile"],
+        metavar="REPORT",
+        help="see above",
+    )
     made.add_argument("words", nargs="*", default=[], metavar="by UNIT",
                         help="hour, day (default) or month")  # fmt: skip
     asking.window_options(made)
@@ -49,6 +56,10 @@ def parser() -> command_line.Parser:
                         help="of gpu, tokens, cost, efficiency")  # fmt: skip
     made.add_argument("-o", "--format", metavar="FIELDS", help="comma list, field%%width")
     made.add_argument("--chart", action="store_true", help="bars of the first of -T, on a terminal")
+    made.add_argument(
+        "--idle", choices=["none", "use"], default="none",
+        help="use: shared idle GPU time is added to who used GPUs then, by use",
+    )  # fmt: skip
     made.add_argument(
         "--png", metavar="FILE", type=Path, help="a chart of the first of -T over time"
     )
@@ -116,9 +127,12 @@ def _usage(
     columns = layout.choose(options.format, known) if options.format else known
     window = _window(options, place)
     more = {"by": options.report, "unit": period, "tz": windows.zone_name(tz, now)}
+    more["idle"] = options.idle
     answer = asking.ask(api, "rollup", options, window, **more)
     rows = freport_rows.with_percent(answer["rows"], unit)
     title = f"{options.report.capitalize()} usage by {period}, GPU time in {unit}"
+    if options.idle == "use":
+        title += " with idle time shared out by use"
     if {"cost", "efficiency"} & set(shown):
         title += f", cost in {answer['currency']}"
     drawn = rows  # only GPU time has parts that are nobody's
