@@ -6,6 +6,7 @@ Knows bytes, frames and time; what a status means, and who is asked, is `replica
 import asyncio
 import collections
 import contextlib
+import socket
 from collections.abc import Callable
 
 from gateway import hop_reader
@@ -15,6 +16,7 @@ _IDLE_S = 60.0  # far below a replica's own 300 s, so that it never closes first
 _FINISH_S = 1.0  # the end of the body follows the last frame at once; longer is not waited for
 _LOOK_S = 1.0
 _AHEAD_BYTES = 64 * 1024  # received before somebody takes them; more is left in the socket
+_RECEIVE_BYTES = 128 * 1024  # in the kernel
 _LAST = (frames.Kind.END, frames.Kind.ERROR)
 
 Take = Callable[[frames.Frame], bool]
@@ -183,8 +185,11 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvloop's
-        """Keep the transport."""
+        """Keep the transport; a replica whose client does not read fills no more than this here."""
         self._transport = transport
+        raw = transport.get_extra_info("socket")
+        if raw is not None:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
 
     def send(self, request: bytes, silence_s: float) -> Answer:
         """Send a request; the answer comes in what is returned."""

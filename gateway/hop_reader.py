@@ -5,6 +5,7 @@ Content-Length, chunks, and the end of the connection. Frames are taken straight
 unless one of them is cut.
 """
 
+import functools
 from typing import Any
 
 from scheduler.contracts import frames
@@ -168,6 +169,7 @@ class Reader:
         self.status = status
 
 
+@functools.lru_cache(4096)  # a stream's chunks are of a few sizes
 def _size(line: bytes) -> int:
     """Return a chunk's size."""
     digits = line.partition(b";")[0].strip()

@@ -14,6 +14,8 @@ import uvicorn
 
 from gateway import app, assembly, dependencies, grpc_server, hotpath, protocol, settings
 
+_SEND_BYTES = 128 * 1024
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Addresses:
@@ -117,6 +119,8 @@ def _listen(table: settings.GatewaySettings) -> Iterator[socket.socket]:
             error.errno, f"[gateway] http_port {table.http_port} on {table.host}: {error.strerror}"
         ) from error
     with bound:
+        # Inherited by every connection: what a client that does not read may hold in the kernel.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         yield bound
 
 

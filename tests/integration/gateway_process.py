@@ -11,8 +11,9 @@ from typing import Any
 
 import uvloop
 
+from forebay import lifeline
 from gateway import dependencies, server, settings
-from scheduler.contracts import clock, ports, usage
+from scheduler.contracts import clock, fleet, ports, usage
 from tests.unit.gateway import harness
 
 
@@ -35,10 +36,16 @@ class CountingSink:
 
 def main(argument: str) -> None:
     """Serve until SIGTERM."""
+    lifeline.open_files()
     told: dict[str, Any] = json.loads(argument)
     sink = CountingSink()
+    seats = told["settings"].pop("replica_seats", 256)
     replica = harness.make_replica(
-        "r1", address=told["address"], secret_file=told["secret_file"], seats=256
+        "r1",
+        address=told["address"],
+        secret_file=told["secret_file"],
+        seats=seats,
+        stats=fleet.ReplicaStats(at_us=1, seats=seats),
     )
     deps = dependencies.Dependencies(
         settings=settings.GatewaySettings(http_port=0, grpc_port=0, **told["settings"]),

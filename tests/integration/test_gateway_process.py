@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from forebay import lifeline
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
 from tests.unit.gateway import harness
 
@@ -127,3 +129,57 @@ async def test_sigterm_lets_running_answers_end(tmp_path: Path) -> None:
         await ending
         assert gateway.process.returncode == 0
         assert gateway.counts["close ok"] == 1
+
+
+STALLED = 1_000
+FLOOD_BYTES = 2 * 2**20  # what each replica's stream would send, if anybody read it
+
+
+@pytest.mark.slow
+async def test_1000_clients_that_read_nothing_hold_bounded_memory(tmp_path: Path) -> None:
+    """Backpressure reaches the replica: what it sends is not collected here, two gigabytes in all."""
+    lifeline.open_files()
+    sent: dict[int, int] = {}
+
+    async def floods(received: harness.Received, out: harness.Out) -> None:
+        number = received.body["seed"]
+        out.hold_little()
+        frame = harness.data(harness.chat_event({"content": "x" * 8_000}), 1)
+        sent[number] = 0
+        while sent[number] < FLOOD_BYTES and not out.left.done():
+            await out.send(frame)
+            sent[number] += len(frame.payload)
+        await out.gone()
+
+    async with (
+        harness.FakeReplica(floods).listening() as fake,
+        process(
+            fake, tmp_path, client_stall_s=600.0, stream_idle_s=600.0, replica_seats=STALLED
+        ) as gateway,
+    ):
+        host, port = gateway.http.split(":")
+        before = gateway.resident_bytes()
+        clients = []
+        for number in range(STALLED):
+            raw = socket.socket()
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            raw.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(raw, (host, int(port)))
+            body = json.dumps(harness.chat_body(stream=True, seed=number)).encode()
+            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ann\r\n"
+            request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+            await asyncio.get_running_loop().sock_sendall(raw, request)
+            clients.append(raw)
+        await harness.until(lambda: len(sent) == STALLED, 60)
+        # Nothing moves any more: every replica's stream waits for its client.
+        last = -1
+        while last != (last := sum(sent.values())):  # noqa: ASYNC110 - nothing happens: no event
+            await asyncio.sleep(1)
+        assert all(count < FLOOD_BYTES for count in sent.values())
+        grown = gateway.resident_bytes() - before
+        assert grown < STALLED * 400_000, f"{grown / STALLED:.0f} bytes a client"
+        for raw in clients:
+            raw.close()
+        await harness.until(lambda: fake.running == 0, 60)
+        await gateway.end()
+        assert gateway.counts["close client_gone"] == STALLED

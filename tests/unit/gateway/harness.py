@@ -69,6 +69,11 @@ class Out:
         self._writer.write(b"%x\r\n%s\r\n" % (len(data), data))
         await self._writer.drain()
 
+    def hold_little(self) -> None:
+        """Let the kernel keep no more than a little of what was sent and not read."""
+        raw = self._writer.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
+
     async def finish(self, *, prompt: int = 5, cached: int = 0, output: int = 3) -> None:
         await self.send(frames.End(("stop",), prompt, cached, output).frame())
         self._writer.write(b"0\r\n\r\n")
