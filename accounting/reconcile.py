@@ -6,9 +6,11 @@ the site's prolog), and the time in which a job that was told to end still held 
 """
 
 import dataclasses
+import json
 from collections.abc import Iterable
+from pathlib import Path
 
-from accounting import gpu_time
+from accounting import books, gpu_time, manifest, reports
 from scheduler.contracts import ids, slurm
 
 SHARE_ALLOWED = 100  # one part in 100: 1 %
@@ -23,6 +25,8 @@ _TOLD_TO_END = frozenset(
     }
 )
 _SECOND_US = 1_000_000
+_DAY_US = 86_400_000_000
+_ALL, _EVERY = reports.Scope(), reports.Filter()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,6 +54,42 @@ class Compared:
     early_us: int = 0
     agrees: bool | None = None
     note: str = ""
+
+
+def of_window(
+    records: books.Books, port: slurm.SlurmPort, first_us: int, last_us: int
+) -> list[Compared]:
+    """Compare every lease that held anything in a window, over its whole life. Blocks."""
+    with records.reading(first_us, last_us) as reading:
+        names = {lease.lease_id for lease in reports.lease_times(reading, _ALL, _EVERY)}
+    with records.reading() as reading:
+        wanted = dataclasses.replace(_EVERY, jobs=tuple(names))
+        leases = reports.lease_times(reading, _ALL, wanted) if names else []
+    return reconcile(port, leases)
+
+
+def nightly(
+    records: books.Books, port: slurm.SlurmPort, midnight_us: int, folder: Path
+) -> list[str]:
+    """Compare the leases of the two days before a midnight and keep what was found. Blocks.
+
+    Two days, so that a lease which still ran last night is judged when it has ended. The answer lies in
+    ``folder`` as ``reconciled.json``, swapped whole.
+
+    Returns:
+        One line for each lease that is apart.
+    """
+    found = of_window(records, port, midnight_us - 2 * _DAY_US, midnight_us)
+    folder.mkdir(parents=True, exist_ok=True)
+    said = {"until_us": midnight_us, "leases": [dataclasses.asdict(each) for each in found]}
+    manifest.write_durably(folder / "reconciled.json", json.dumps(said).encode())
+    return [
+        f"lease {each.lease_id} (job {each.slurm_job_id}): Forebay counted "
+        f"{each.forebay_us / _SECOND_US:.1f} GPU-seconds, sacct {(each.sacct_us or 0) / _SECOND_US:.0f}, "
+        f"allowed {each.allowed_us / _SECOND_US:.1f}: see freport reconcile"
+        for each in found
+        if each.agrees is False
+    ]
 
 
 def reconcile(port: slurm.SlurmPort, leases: Iterable[gpu_time.LeaseTime]) -> list[Compared]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from accounting import books as recorded
-from accounting import compact, gpu_minutes, rolling, stepcost
+from accounting import compact, gpu_minutes, reconcile, rolling, stepcost
 from accounting import settings as accounting_settings
 from accounting import ship as shipping
 from batch_jobs import daemon
@@ -27,6 +27,7 @@ Told = Callable[[Mapping[str, str]], None]
 Service = Callable[[installation.Installation, Told], Coroutine[Any, Any, None]]
 log = logging.getLogger(__name__)
 _COMPACT_S = 3600.0
+_DAY_S = 86_400.0
 
 
 async def broker(here: installation.Installation, told: Told) -> None:
@@ -58,6 +59,11 @@ async def broker(here: installation.Installation, told: Told) -> None:
         done = await asyncio.to_thread(gpu_minutes.roll, here.state, time, cost)
         _complain(done.problems)
 
+    async def nightly(period_us: int) -> None:
+        folder = here.state / gpu_minutes.FOLDER
+        apart = await asyncio.to_thread(reconcile.nightly, records, port, period_us, folder)
+        _complain(apart)
+
     parts = brokers.Parts(
         options=here.config.table(scheduler_settings.Settings),
         registry=registry,
@@ -73,6 +79,7 @@ async def broker(here: installation.Installation, told: Told) -> None:
         loop.Periodic("roll usage up", books.roll_every_s, roll_up),
         loop.Periodic("merge past days", _COMPACT_S, merge_days),
         loop.Periodic("GPU minutes", books.gpu_minutes_every_s, gpu_hours),
+        loop.Periodic("compare with sacct", _DAY_S, nightly),
         quotas.check(here, registry, time),
     )
     try:

@@ -1,11 +1,13 @@
 """GPU-seconds of a lease over all its runs, and Slurm's figure beside them."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 
-from accounting import gpu_time, reconcile
-from scheduler.contracts import ids, slurm
+from accounting import books, gpu_time, reconcile, spool
+from scheduler.contracts import clock, ids, slurm
 from tests.unit.accounting import samples
 
 SECOND = 1_000_000
@@ -133,3 +135,21 @@ def test_no_moment_of_a_run_counts_twice() -> None:
     other_run = samples.gpu(0, 60, run=1, start_us=samples.NOON)
     (lease,) = gpu_time.by_lease([samples.gpu(0, 60), other_run])
     assert lease.gpu_us == 4 * 120 * SECOND
+
+
+def test_the_nightly_check_lists_leases_that_are_apart_and_keeps_all(tmp_path: Path) -> None:
+    sink = spool.Spool(tmp_path / "spool" / "a", "agent", clock=clock.FakeClock())
+    for lease, seconds in (("l-1", 100), ("l-2", 150)):
+        sink.append(samples.gpu(0, seconds, lease_id=lease))
+    sink.close()
+    midnight = (samples.NOON // samples.DAY_US + 1) * samples.DAY_US
+    port = Books([run(100)])
+    said = reconcile.nightly(books.Books(tmp_path), port, midnight, tmp_path / "kept")  # type: ignore[arg-type]  # the part that is asked
+    assert said == [
+        "lease l-2 (job 41): Forebay counted 600.0 GPU-seconds, sacct 400, allowed 4.0: "
+        "see freport reconcile"
+    ]
+    kept = json.loads((tmp_path / "kept" / "reconciled.json").read_text())
+    assert [lease["agrees"] for lease in kept["leases"]] == [True, False]
+    later = midnight + 7 * samples.DAY_US
+    assert reconcile.nightly(books.Books(tmp_path), port, later, tmp_path / "kept") == []  # type: ignore[arg-type]  # as above
