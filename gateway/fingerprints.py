@@ -22,7 +22,7 @@ from scheduler.core import prefixes
 # Fields that change what the engine's template makes of the messages, and so every block's tokens.
 _BEFORE = (
     "tools", "functions", "tool_choice", "documents", "chat_template", "chat_template_kwargs",
-    "response_format", "mm_processor_kwargs", "add_special_tokens", "reasoning_effort",
+    "mm_processor_kwargs", "add_special_tokens", "reasoning_effort",
 )  # fmt: skip
 _ANY = frozenset(_BEFORE)
 _PLAIN = frozenset({"role", "content"})
