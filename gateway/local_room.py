@@ -352,7 +352,7 @@ class LocalRoom:
         if not len(model.queue) and in_time and asking.tier not in model.closed(now):
             self._placer.prepare(now)
             grant = self._place(model, waiter)
-            if grant is not None:
+            if isinstance(grant, LocalGrant):
                 model.queue.pass_by(ticket, now)
                 waiter.dispatched = True
                 waiter.settle(grant)
@@ -449,7 +449,7 @@ class LocalRoom:
             return
         self._placer.prepare(now)
 
-        def place(ticket: admission.Ticket) -> LocalGrant | None:
+        def place(ticket: admission.Ticket) -> LocalGrant | admission.Pass | None:
             return self._place(model, self._waiters[ticket.request_id])
 
         while (taken := model.queue.take(place, now, closed)) is not None:
@@ -461,7 +461,9 @@ class LocalRoom:
             waiter.settle(grant)
             closed = model.closed(now)
 
-    def _place(self, model: model_queue.ModelQueue, waiter: LocalWaiter) -> LocalGrant | None:
+    def _place(
+        self, model: model_queue.ModelQueue, waiter: LocalWaiter
+    ) -> LocalGrant | admission.Pass | None:
         asking, needs = waiter.asking, waiter.needs
         if needs.long and model.longs[asking.team] >= self._deps.settings.long_per_team:
             return None
@@ -472,7 +474,7 @@ class LocalRoom:
             left = self._deps.settings.team_holdback
         placed = waiter.placed = self._placer.place(asking, needs, left)
         if placed is None:
-            return None
+            return admission.Pass.TEAM if left else None
         return self._granted(model, waiter, placed.replica, placed.guard)
 
     def _granted(

@@ -19,6 +19,7 @@ from scheduler.core import bands, drain, fairness, ordering
 Placed = TypeVar("Placed")
 Ticket = bands.Ticket
 Bound = bands.Bound
+Pass = bands.Pass
 _AGEING = requests.Tier.STANDARD
 
 
@@ -164,7 +165,7 @@ class Queue:
 
     def take(
         self,
-        place: Callable[[Ticket], Placed | None],
+        place: Callable[[Ticket], Placed | Pass | None],
         now: float,
         closed: frozenset[requests.Tier] = frozenset(),
     ) -> tuple[Ticket, Placed] | None:

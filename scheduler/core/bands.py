@@ -7,6 +7,7 @@ asks once for each lane that has no room.
 
 import collections
 import dataclasses
+import enum
 from collections.abc import Callable, Hashable, Iterator
 from typing import TypeVar
 
@@ -15,6 +16,12 @@ from scheduler.core import fairness, ordering
 
 Placed = TypeVar("Placed")
 _NEVER = float("inf")
+
+
+class Pass(enum.Enum):
+    """Why a ticket is passed over while those behind it are asked."""
+
+    TEAM = enum.auto()  # its team has to leave room; the next team's may go
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -215,31 +222,42 @@ class Band:
         self._served.discard(ticket.team)
 
     def take(
-        self, place: Callable[[Ticket], Placed | None], now: float
+        self, place: Callable[[Ticket], Placed | Pass | None], now: float
     ) -> tuple[Ticket, Placed] | None:
         """Take the first ticket for which ``place`` finds something, and charge its team.
 
         Args:
             place: returns where the ticket goes, or None if nothing takes its shape now. It is asked
-                once a lane: what has no room for the head has none for those behind it.
+                once a lane: what has no room for the head has none for those behind it. With
+                `Pass.TEAM` it holds up its own team only, which has to leave room to others.
             now: monotonic seconds.
         """
-        passed: list[tuple[str, ordering.Key, _Lane]] = []
+        passed: dict[str, _Lane] = {}
+        held_back: list[tuple[_Lane, ordering.Key, str]] = []
         taken: tuple[Ticket, Placed] | None = None
         while (first := self._order.first()) is not None:
-            key, lane = first
+            lane = first[1]
             found = lane.head()
             assert found is not None  # noqa: S101 - a lane without tickets is dropped at once
             ticket = found[1]
             placed = place(ticket)
-            if placed is not None:
+            if placed is not None and not isinstance(placed, Pass):
                 taken = ticket, placed
                 break
             name = self._names[lane.shape]
-            self._order.discard(name)
-            passed.append((name, key, lane))
-        for name, key, lane in passed:
-            self._order.put(name, key, lane)
+            passed[name] = lane
+            if placed is not None:
+                held_back.append((lane, self.service.key(ticket.team), ticket.team))
+                lane.order.discard(ticket.team)
+            following = lane.head() if placed is not None else None
+            if following is None:
+                self._order.discard(name)
+            else:
+                self._order.put(name, following[0], lane)
+        for lane, key, team in held_back:
+            lane.order.put(team, key, team)
+        for name, lane in passed.items():
+            self._place_lane(name, lane)
         if taken is not None:
             self.remove(taken[0])
             self.charge(taken[0].team, taken[0].cost, now, served=True)

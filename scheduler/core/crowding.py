@@ -22,8 +22,7 @@ class Crowd:
         """Note that a request of ``team`` came."""
         self._seen[team] = now
         self._seen.move_to_end(team)
-        while self._seen and next(iter(self._seen.values())) < now - SEEN_S:
-            self._seen.popitem(last=False)
+        self._forget(now)
 
     def ran(self, team: str, change: int) -> None:
         """Note that a request of ``team`` was dispatched (1) or has ended there (-1)."""
@@ -34,5 +33,11 @@ class Crowd:
 
     def crowds(self, team: str, now: float) -> bool:
         """Return whether ``team`` has more in flight than its equal part of all that come lately."""
-        others = sum(at >= now - SEEN_S for name, at in self._seen.items() if name != team)
+        self._forget(now)
+        others = len(self._seen) - (team in self._seen)
         return others > 0 and self._running[team] * (others + 1) > self._total
+
+    def _forget(self, now: float) -> None:
+        """Drop teams that have not come for a while; the one that came longest ago stands first."""
+        while self._seen and next(iter(self._seen.values())) < now - SEEN_S:
+            self._seen.popitem(last=False)

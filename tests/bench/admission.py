@@ -14,6 +14,7 @@ from gateway import asks, dependencies, local_room, settings
 from scheduler.contracts import clock, fleet, ids, ports, quota, requests, usage
 from scheduler.core import admission
 
+NOW_US = clock.FakeClock().wall_us()
 REPLICAS, SEATS, ROUNDS, EACH = 64, 32, 7, 1_000
 
 
@@ -37,7 +38,7 @@ def asking(n: int) -> asks.Asking:
     """Return the n-th request."""
     return asks.Asking(
         f"req-{n}", "chat", requests.Tier.INTERACTIVE, f"team{n % 40}", "u", "k",
-        clock.SystemClock().wall_us(), chars=2000, size=2048, max_tokens=200,
+        NOW_US, chars=2000, size=2048, max_tokens=200,
     )  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def room() -> local_room.LocalRoom:
         ports.StaticKeys({}),
         ports.StaticFleet(view()),
         usage.MemorySink(),
-        clock.SystemClock(),
+        clock.FakeClock(),  # stands still: statistics stay fresh
         "c",
     )
     return local_room.LocalRoom(deps)

@@ -109,6 +109,10 @@ class Stream:
         assert not self._thread.is_alive(), "the stream does not end"
         return self
 
+    def leave(self) -> None:
+        """Go away after the next token."""
+        self._leave_after = 1
+
     def _read(self) -> None:
         try:
             with self._client.stream(

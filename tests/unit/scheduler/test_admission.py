@@ -170,6 +170,26 @@ def test_a_shape_that_finds_no_room_holds_up_only_its_lane() -> None:
     assert drained(waiting) == ["v2-0", "v2-1", "v2-2"]
 
 
+def test_a_team_that_must_leave_room_holds_up_itself_alone() -> None:
+    waiting = queue()
+    offer(waiting, *[ticket(f"a{n}", team="a", shape="v1") for n in range(2)])
+    offer(waiting, ticket("b0", team="b", shape="v1"), ticket("a2", team="a", shape="v2"))
+    asked: list[str] = []
+
+    def place(one: admission.Ticket) -> str | admission.Pass:
+        asked.append(one.request_id)
+        return admission.Pass.TEAM if one.team == "a" else "r1"
+
+    taken = waiting.take(place, 0.0)
+    assert taken is not None
+    assert taken[0].request_id == "b0"
+    assert sorted(asked) in (["a0", "a2", "b0"], ["a0", "b0"])
+    asked.clear()
+    assert waiting.take(place, 0.0) is None
+    assert sorted(asked) == ["a0", "a2"]
+    assert sorted(drained(waiting)) == ["a0", "a1", "a2"]
+
+
 def test_reshape_moves_tickets_without_moving_their_place() -> None:
     waiting = queue()
     offer(waiting, ticket("a", shape="v2"), ticket("b", shape="v1"), ticket("c", shape="v2"))
