@@ -121,7 +121,8 @@ def test_the_same_again_changes_nothing_and_compaction_is_no_revision(tmp_path: 
     made.roll()
     before = made.hours()
     assert made.roll().hours == 0
-    compact.compact(made.state_dir, made.clock)
+    compacted = compact.compact(made.state_dir, clocks.FakeClock(START + 10 * DAY_US))
+    assert compacted.files_after < compacted.files_before
     done = made.roll()
     assert (done.hours, done.revisions) == (len(before), 0)
     assert {hour: each.sha256 for hour, each in made.hours().items()} == {
