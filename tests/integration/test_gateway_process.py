@@ -46,6 +46,7 @@ class Process:
 @contextlib.asynccontextmanager
 async def process(fake: harness.FakeReplica, tmp: Path, **settings: Any) -> AsyncIterator[Process]:
     replica = fake.replica(tmp)
+    settings = {"connect_timeout_s": 30.0, **settings}  # on a busy machine nobody is lost
     told = {"address": fake.address, "secret_file": replica.secret_file, "settings": settings}
     started = await asyncio.create_subprocess_exec(
         sys.executable,
