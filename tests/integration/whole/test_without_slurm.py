@@ -64,6 +64,44 @@ def test_what_it_costs(laptop: running.Running) -> None:
     assert (cost.code, cost.out) == (0, "10.00\n"), cost
 
 
+def test_quotas_and_budgets(laptop: running.Running) -> None:
+    """Set, in force within seconds, counted, told."""
+    laptop.up()
+    words = ("fctl", "quota", "set", "team=physics")
+    refused = laptop.command(*words, "tokens_per_day=0", key=laptop.key)
+    assert (refused.code, "may not set this" in refused.err) == (1, True), refused
+    slip = laptop.command(
+        "fctl", "quota", "set", "team=phisics", "concurrent=1", key=laptop.admin_key
+    )
+    assert (slip.code, "no such account" in slip.err) == (1, True), slip
+
+    def answers(code: int) -> bool:
+        return clients.post(laptop, laptop.key, clients.chat(3)).status_code == code
+
+    for amount, code in (("0", 429), ("1M", 200)):
+        made = laptop.command(*words, f"tokens_per_day={amount}", key=laptop.admin_key)
+        assert made.code == 0, made.err
+        waiting.eventually(functools.partial(answers, code), f"a quota of {amount}", 20)
+    # The first price may begin in the past; there may be one already.
+    rate = ("fctl", "rate", "add", "output=1000", "from=2020-01-01", "reason=test")
+    laptop.command(*rate, key=laptop.admin_key)
+    budget = ("fctl", "budget", "set", "team=physics", "cost_per_month=0.01", "--soft")
+    assert laptop.command(*budget, key=laptop.admin_key).code == 0
+
+    def told() -> bool:
+        assert answers(200)
+        return (
+            "soft limit passed"
+            in laptop.command("fctl", "show", "events", key=laptop.admin_key).out
+        )
+
+    waiting.eventually(told, "the budget's notice", 30)
+    shown = laptop.command("fctl", "show", "quotas", "--json", key=laptop.key)
+    used = {row["kind"]: row["used"] for row in json.loads(shown.out)["quotas"]}
+    assert used["tokens_per_day"] > 0
+    assert used["cost_per_month"] > 10_000
+
+
 def test_nothing_is_left(laptop: running.Running) -> None:
     laptop.up()
     assert len(laptop.slurm_jobs()) == running.REPLICAS
