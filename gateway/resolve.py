@@ -6,7 +6,7 @@ wins. Both are stripped before the engine sees the request:
 | header | field | meaning |
 | --- | --- | --- |
 | X-Forebay-Priority | forebay_priority | the tier: interactive, standard, batch |
-| X-Forebay-Deadline-Ms | forebay_deadline_ms | milliseconds from arrival after which waiting is of no use |
+| X-Forebay-Deadline-Ms | forebay_deadline_ms | milliseconds from arrival after which the answer is ended |
 | X-Forebay-Cache-Hint | forebay_cache_hint | key of requests that share a prefix: routing affinity only |
 | X-Forebay-Version | forebay_version | an exact version of the model |
 

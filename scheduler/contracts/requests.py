@@ -75,7 +75,8 @@ class InferenceRequest:
         caller: who asks.
         stream: whether the caller wants a stream.
         arrived_us: UTC µs when the gateway had read the request.
-        deadline_us: UTC µs after which an answer is of no use; None means the tier's default.
+        deadline_us: UTC µs after which the answer is of no use and is ended, wherever it is; None: waiting
+            alone is bounded, by the tier's default.
         version: exact version wanted, or None for the route's choice.
         adapter: LoRA adapter's name, or None.
         caller_request_id: the caller's own id, kept beside ours, never used as a key.
