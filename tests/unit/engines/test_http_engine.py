@@ -13,7 +13,7 @@ import pytest
 
 from engines.http import proxy, upstream
 from engines.replica import app, engine, sse, state
-from scheduler.contracts import clock, fleet, usage
+from scheduler.contracts import clock, fleet, frames, usage
 from tests.unit.engines import asgi
 
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -112,6 +112,24 @@ async def test_killed_in_the_middle_of_a_character_only_whole_events_passed(
         call = await asgi.post(served, asgi.identity(), STREAM)
     assert call.client_bytes == chunk("naïve")
     assert call.error.code == "replica_lost"
+
+
+async def test_one_byte_at_a_time_and_then_cut_in_a_character_g6(sink: usage.MemorySink) -> None:
+    """G6: text whole up to the cut; of the cut character nothing; and no ids, so no going on elsewhere."""
+    event = chunk("naïve 漢字 🦀")
+
+    async def drip(peer: Peer, body: dict[str, Any]) -> None:
+        peer[1].write(OK)
+        cut = event[: event.index("🦀".encode()) + 2]
+        for byte in event + event + cut:
+            peer[1].write(bytes([byte]))
+            await peer[1].drain()
+
+    async with external(drip) as url, replica(url, sink) as served:
+        call = await asgi.post(served, asgi.identity(), STREAM)
+    assert call.client_bytes == event + event
+    assert call.error.code == "replica_lost"
+    assert not [frame for frame in call.all if frame.kind is frames.Kind.PROMPT or frame.packed]
 
 
 async def test_a_reset_is_an_error_and_no_made_up_end(sink: usage.MemorySink) -> None:
