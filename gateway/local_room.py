@@ -351,7 +351,7 @@ class LocalRoom:
         in_time = ticket.deadline is None or ticket.deadline > now
         if not len(model.queue) and in_time and asking.tier not in model.closed(now):
             self._placer.prepare(now)
-            grant = self._place(model, waiter)
+            grant = self._place(model, waiter, set())
             if isinstance(grant, LocalGrant):
                 model.queue.pass_by(ticket, now)
                 waiter.dispatched = True
@@ -449,8 +449,10 @@ class LocalRoom:
             return
         self._placer.prepare(now)
 
+        tried: set[object] = set()  # nothing comes free before this is over
+
         def place(ticket: admission.Ticket) -> LocalGrant | admission.Pass | None:
-            return self._place(model, self._waiters[ticket.request_id])
+            return self._place(model, self._waiters[ticket.request_id], tried)
 
         while (taken := model.queue.take(place, now, closed)) is not None:
             ticket, grant = taken
@@ -462,8 +464,9 @@ class LocalRoom:
             closed = model.closed(now)
 
     def _place(
-        self, model: model_queue.ModelQueue, waiter: LocalWaiter
+        self, model: model_queue.ModelQueue, waiter: LocalWaiter, tried: set[object]
     ) -> LocalGrant | admission.Pass | None:
+        """Ask routing for a replica, unless it has said no to the like of it since ``tried`` was empty."""
         asking, needs = waiter.asking, waiter.needs
         if needs.long and model.longs[asking.team] >= self._deps.settings.long_per_team:
             return None
@@ -472,9 +475,12 @@ class LocalRoom:
         left = 0.0
         if asking.tier is not requests.Tier.BATCH and model.crowd.crowds(asking.team, self.now):
             left = self._deps.settings.team_holdback
-        placed = waiter.placed = self._placer.place(asking, needs, left)
+        like = (asking.tier, waiter.ticket.shape, left)
+        placed = None if like in tried else self._placer.place(asking, needs, left)
         if placed is None:
+            tried.add(like)
             return admission.Pass.TEAM if left else None
+        waiter.placed = placed
         return self._granted(model, waiter, placed.replica, placed.guard)
 
     def _granted(

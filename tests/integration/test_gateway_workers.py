@@ -62,6 +62,7 @@ def test_workers_share_ports_and_numbers_add_up(crowd: running.Running) -> None:
     crowd.settled()
 
 
+@pytest.mark.long
 def test_a_flood_through_every_worker_does_not_hold_up_another_team(crowd: running.Running) -> None:
     other = _key(crowd, "chem")
     flood = [clients.Stream(crowd, crowd.key, 100) for _ in range(4 * SEATS)]
@@ -77,6 +78,7 @@ def test_a_flood_through_every_worker_does_not_hold_up_another_team(crowd: runni
     crowd.settled()
 
 
+@pytest.mark.long
 def test_a_quota_holds_whichever_workers_are_asked(crowd: running.Running) -> None:
     key = _key(crowd, "poor")
     done = crowd.command(
