@@ -230,11 +230,12 @@ class Books:
             "fresh": [each for each in files if not each.merged],
         }
         for name, some in parts.items():
-            live = "usage_live" if name == "fresh" else ""
-            paths = self.paths(some)
-            source = stored(session, schema.USAGE, f"{name}_files", paths, live=live)
-            session.execute(f"CREATE VIEW usage_{name} AS {source} WHERE {_ARRIVED}")
-        for statement in merge.views("usage_settled", "usage_compacted", "usage_fresh"):
+            if tail or name == "settled":
+                live = "usage_live" if name == "fresh" else ""
+                source = stored(session, schema.USAGE, f"{name}_files", self.paths(some), live=live)
+                session.execute(f"CREATE VIEW usage_{name} AS {source} WHERE {_ARRIVED}")
+        fresh = "usage_fresh" if tail else ""
+        for statement in merge.views("usage_settled", "usage_compacted", fresh):
             session.execute(statement)
         hours = rollup.usage_of("usage", rollup.HOUR_US)
         session.execute(f"CREATE VIEW usage_sums AS {hours}")

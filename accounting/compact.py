@@ -173,7 +173,7 @@ SELECT * REPLACE (
 
 def write_pieces(folder: Path, table: str, day: str, pieces: Iterator[Any]) -> manifests.File:
     """Stream the pieces into one file, durably; the entry has no span yet."""
-    wanted = schema.schema(table)
+    wanted, laid_out = schema.schema(table), schema.encodings(table)
     partition = ship.partition(folder, table, day)
     path = partition / f"{ids.uuid7()}.parquet"
     rows = 0
@@ -183,8 +183,8 @@ def write_pieces(folder: Path, table: str, day: str, pieces: Iterator[Any]) -> m
             wanted,
             compression="zstd",
             store_schema=False,
-            use_dictionary=[name for name in wanted.names if name in schema.REPEATING],
-            column_encoding=schema.encodings(table),
+            use_dictionary=[name for name in wanted.names if name not in laid_out],
+            column_encoding=laid_out,
         )
         with writer:
             for piece in pieces:

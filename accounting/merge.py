@@ -144,7 +144,7 @@ def views(settled: str, compacted: str, fresh: str) -> list[str]:
     Args:
         settled: view of merged rows of days that nothing else belongs to.
         compacted: view of merged rows of days that have fresh rows as well.
-        fresh: view of rows as they were written.
+        fresh: view of rows as they were written, "" if there are none: then nothing has to be merged.
     """
     every = ", ".join(f'"{name}"' for name in schema.columns(schema.USAGE))
     touched = f"SELECT DISTINCT request_id, attempt FROM {fresh}"  # noqa: S608 - names of ours only
@@ -158,11 +158,7 @@ def views(settled: str, compacted: str, fresh: str) -> list[str]:
         f"({statement('usage_unmerged')})",
     ]
     stored = [f"SELECT {every} FROM {view}" for view in (settled, compacted, fresh)]  # noqa: S608
-    return [
-        f"CREATE VIEW {name} AS {' UNION ALL '.join(parts)}"
-        for name, parts in (
-            ("usage_rows", stored),
-            ("usage_unmerged", unmerged),
-            ("usage", merged),
-        )
-    ]
+    views = {"usage_rows": stored, "usage_unmerged": unmerged, "usage": merged}
+    if not fresh:
+        views = {"usage_rows": merged[:1], "usage": merged[:1]}
+    return [f"CREATE VIEW {name} AS {' UNION ALL '.join(parts)}" for name, parts in views.items()]

@@ -58,7 +58,8 @@ _DEFAULTS: dict[tuple[str, str], str | int] = {
     if field.default is not dataclasses.MISSING
 }
 _ALL_DIFFERENT = frozenset({"request_id", "custom_id", "caller_request_id", "reason"})
-REPEATING = segment.TEXT_COLUMNS - {"request_id", "custom_id", "caller_request_id"}
+_TIMES = ("arrived_us", "started_us", "first_token_us", "ended_us", "start_us", "end_us", "busy_us")
+_SORTED = frozenset({"request_id", "custom_id", "caller_request_id", *_TIMES})
 
 
 # Columns that every file has; what came later may be missing from one.
@@ -78,11 +79,11 @@ def default(table: str, name: str) -> str | int:
 
 
 def encodings(table: str) -> dict[str, str]:
-    """Return how columns without a dictionary are laid out in a sorted file."""
+    """Return how the columns that have no dictionary are laid out in a sorted file."""
     return {
         name: "DELTA_BYTE_ARRAY" if name in segment.TEXT_COLUMNS else "DELTA_BINARY_PACKED"
         for name in columns(table)
-        if name not in REPEATING
+        if name in _SORTED
     }
 
 
