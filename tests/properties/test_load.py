@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.contracts import ids, requests
@@ -20,6 +20,7 @@ OPENS = st.tuples(
 Open = tuple[ids.ReplicaId, requests.Tier, int, int, int]
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(
     opens=st.lists(OPENS, max_size=40),
     closes=st.lists(st.integers(0, 39), max_size=80),
@@ -55,6 +56,7 @@ def test_load_returns_to_zero(opens: list[Open], closes: list[int]) -> None:
     assert set(loads.by_tier("chat").values()) == {0}
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(opens=st.lists(OPENS, max_size=20), failing=st.integers(0, 20))
 def test_load_is_given_back_on_any_error(opens: list[Open], failing: int) -> None:
     loads = load.Loads()
@@ -66,6 +68,7 @@ def test_load_is_given_back_on_any_error(opens: list[Open], failing: int) -> Non
     assert loads.idle
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(opens=st.lists(OPENS, max_size=12), cancelled=st.sets(st.integers(0, 11)))
 def test_load_is_given_back_on_cancellation(opens: list[Open], cancelled: set[int]) -> None:
     """Tasks that hold a place, cancelled at any point, some twice: nothing stays counted."""

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.contracts import fleet, ids, requests
@@ -40,6 +40,7 @@ ASKS = st.builds(
 )
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(
     members=st.lists(MEMBERS, max_size=6),
     asks=st.lists(ASKS, min_size=1, max_size=30),
@@ -94,6 +95,7 @@ def _may(ask: routing.Ask, chosen: fleet.Replica, loads: load.Loads) -> None:
         assert loads.urgent(chosen.replica_id) <= spec.seats
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(st.lists(st.integers(0, 7), max_size=40), st.integers(1, 8))
 def test_rendezvous_moves_only_what_was_on_the_replica_that_went(
     keys: list[int], count: int
