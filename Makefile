@@ -62,6 +62,10 @@ bench-prefix: setup ## cached prompt tokens and TTFT on real vLLM: random, round
 	@.ci/bench-env
 	@.venv/bin/python -m tests.bench.prefix --requests $(or $(REQUESTS),3000)
 
+.PHONY: bench-admission
+bench-admission: ## what admission costs a request with a free seat, and behind 1,000 to 100,000 that wait
+	@.venv/bin/python -m tests.bench.admission
+
 .PHONY: bench-routing
 bench-routing: ## what a routing decision, a view and a fingerprint cost with 350 replicas and 50 adapters
 	@.venv/bin/python -m tests.bench.routing
