@@ -13,11 +13,12 @@ from typing import Protocol
 
 import msgspec
 
-from gateway import emitted, recording, replica, resolve, settings, waiting
-from scheduler.contracts import errors, frames, requests, resume, usage
+from gateway import emitted, metrics, recording, replica, resolve, settings, waiting
+from scheduler.contracts import errors, frames, requests, resume, tracing, usage
 
 _DONE = b"data: [DONE]"
 _TAIL = -len(_DONE) - 4  # with the blank line behind it
+_GAP_EACH = 8  # intervals between tokens that are observed: each costs a few per cent of a frame
 _PROMPT = frames.Kind.PROMPT
 _end = msgspec.json.Decoder(frames.End).decode
 _log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Job:
         losses: judges the loss of a replica.
         begun: the beginning of the answer, where this replica shall go on from one.
         resumed: that beginning is an earlier attempt's of this request, which has recorded it.
+        span: the request's, if it is traced.
     """
 
     request: requests.InferenceRequest
@@ -69,6 +71,7 @@ class Job:
     losses: emitted.Losses
     begun: resume.Resume | None = None
     resumed: bool = False
+    span: tracing.Span | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,7 +89,10 @@ class _Forwarding:
         held: the stream's last event, which waits for the record.
     """
 
-    __slots__ = ("_first", "_grant", "_job", "_outlet", "_record", "_sent", "held")
+    __slots__ = (
+        "_count", "_first", "_gap", "_grant", "_job", "_last", "_now", "_outlet", "_record", "_sent",
+        "held",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -94,7 +100,12 @@ class _Forwarding:
         record: recording.Attempt,
         grant: waiting.Grant,
         first: Callable[[requests.InferenceRequest], None] | None,
+        gap: Callable[[float], None],
     ) -> None:
+        self._gap = gap
+        self._now = asyncio.get_running_loop().time
+        self._last = 0.0
+        self._count = 0
         self._job = job
         self._record = record
         self._grant = grant
@@ -112,9 +123,15 @@ class _Forwarding:
             return True
         if not record.first_token_us and (payload or frame.packed):
             record.first_token()
+            self._last = self._now()
             self._grant.prefilled()
             if self._first is not None:
                 self._first(self._job.request)
+        elif tokens := len(frame.packed) >> 2:
+            now, self._count = self._now(), self._count + 1
+            if not self._count % _GAP_EACH:
+                self._gap((now - self._last) / tokens)
+            self._last = now
         going = True
         if self.held is not None:
             held, self.held = self.held, None
@@ -135,6 +152,7 @@ class Dispatcher:
         client: the hop to the replicas.
         recorder: where rows go.
         first_token: called with the request when its first token has come.
+        numbers: where intervals between tokens are told.
     """
 
     def __init__(
@@ -143,7 +161,9 @@ class Dispatcher:
         client: replica.Client,
         recorder: recording.Recorder,
         first_token: Callable[[requests.InferenceRequest], None],
+        numbers: metrics.Metrics,
     ) -> None:
+        self._numbers = numbers
         self._options = options
         self._client = client
         self._recorder = recorder
@@ -159,13 +179,17 @@ class Dispatcher:
         """
         try:
             record = self._recorder.open(job, grant)
-            with _closing(record, job):
-                return await self._exchange(job, grant, record)
+            with _closing(record, job), _traced(job, grant) as span:
+                return await self._exchange(job, grant, record, span)
         finally:
             grant.close()
 
     async def _exchange(
-        self, job: Job, grant: waiting.Grant, record: recording.Attempt
+        self,
+        job: Job,
+        grant: waiting.Grant,
+        record: recording.Attempt,
+        span: tracing.Span | None,
     ) -> frames.End:
         options = self._options
         call = replica.Call(
@@ -173,6 +197,7 @@ class Dispatcher:
             upstream_body(job.request, job.begun),
             record.identity,
             options.stream_idle_s if job.request.stream else options.answer_timeout_s,
+            job.request.traceparent if span is None else span.traceparent,
         )
         async with self._client.open(grant.replica, call) as answer:
             last = await self._forward(answer, job, record, grant)
@@ -189,7 +214,8 @@ class Dispatcher:
     ) -> _Last:
         """Pass DATA on until the END or ERROR frame; the stream's last event is held back for it."""
         first = None if job.resumed else self._first_token
-        forwarding = _Forwarding(job, record, grant, first)
+        served = self._numbers.served(job.request.model, job.request.tier.value)
+        forwarding = _Forwarding(job, record, grant, first, served.inter_token.observe)
         while True:
             last = await answer.each(forwarding.take)
             if last is not None:
@@ -241,6 +267,28 @@ def _ended(frame: frames.Frame, record: recording.Attempt, job: Job) -> frames.E
         outcome = usage.Outcome.ERROR
     record.close(outcome, said.message, said)
     raise error
+
+
+@contextlib.contextmanager
+def _traced(job: Job, grant: waiting.Grant) -> Iterator[tracing.Span | None]:
+    """Put the attempt into the request's trace, if it has one."""
+    if job.span is None:
+        yield None
+        return
+    where: tracing.Attributes = {
+        "forebay.attempt": job.number,
+        "forebay.replica": grant.replica.replica_id,
+    }
+    span = job.span.child("attempt", where)
+    error = "the client left"
+    try:
+        yield span
+        error = ""
+    except Exception as failure:
+        error = f"{type(failure).__name__}: {failure}"
+        raise
+    finally:
+        span.end(error)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import logging
 from typing import TYPE_CHECKING
 
-from gateway import emitted, waiting
+from gateway import emitted, metrics, waiting
 from scheduler.contracts import clock, errors, fleet, frames, quota, requests, usage
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ class Attempt:
         spent = quota.Spent(max(0, prompt - cached), cached, output)
         if payer is usage.Payer.TEAM:
             self._sent.spend(spent)
+        self._recorder.count(self.identity, spent, waste)
         self._recorder.append(
             usage.UsageRow(
                 kind=usage.RowKind.CLOSE,
@@ -136,7 +137,14 @@ class Attempt:
 class Recorder:
     """Appends rows for one gateway worker."""
 
-    def __init__(self, sink: usage.UsageSink, time: clock.Clock, cluster: str) -> None:
+    def __init__(
+        self,
+        sink: usage.UsageSink,
+        time: clock.Clock,
+        cluster: str,
+        numbers: metrics.Metrics,
+    ) -> None:
+        self._numbers = numbers
         self._sink = sink
         self._cluster = cluster
         self._unsynced = False
@@ -145,6 +153,16 @@ class Recorder:
     def ready(self) -> None:
         """Raise `errors.RecordingUnavailable` if a row could not be kept now."""
         self._sink.ready()
+
+    def count(self, identity: usage.Identity, spent: quota.Spent, waste: int) -> None:
+        """Tell Prometheus what an attempt has computed."""
+        served = self._numbers.served(identity.model, identity.tier)
+        if spent.tokens:
+            served.prompt_tokens.inc(spent.uncached_prompt_tokens + spent.cached_prompt_tokens)
+            served.hit_tokens.inc(spent.cached_prompt_tokens)
+            served.output_tokens.inc(spent.output_tokens)
+        if waste:
+            served.waste_tokens.inc(waste)
 
     def append(self, row: usage.UsageRow) -> None:
         """Buffer a row for the next `sync`."""

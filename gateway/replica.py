@@ -18,7 +18,7 @@ _MESSAGE_CHARS = 2000  # an engine may echo the whole input in its error; nobody
 _HEAD = (
     b"POST %b HTTP/1.1\r\nHost: %b\r\nAuthorization: Bearer %b\r\nX-Request-Id: %b.%d\r\n"
     b"X-Forebay-Identity: %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
-    b"Accept: " + frames.MEDIA_TYPE.encode() + b"\r\nAccept-Encoding: identity\r\n\r\n"
+    b"Accept: " + frames.MEDIA_TYPE.encode() + b"\r\nAccept-Encoding: identity\r\n%b\r\n"
 )
 
 
@@ -60,12 +60,14 @@ class Call:
         body: the JSON body's bytes.
         identity: the attempt, for the replica's own usage row.
         silence_s: seconds without a byte after which the replica counts as lost.
+        traceparent: the trace that the request belongs to, if any.
     """
 
     path: str
     body: bytes
     identity: usage.Identity
     silence_s: float
+    traceparent: str | None = None
 
 
 class Client:
@@ -124,6 +126,7 @@ class Client:
             call.identity.attempt,
             identity,
             len(call.body),
+            b"" if call.traceparent is None else b"traceparent: %b\r\n" % call.traceparent.encode(),
         )
 
     def _secret(self, replica: fleet.Replica) -> str:

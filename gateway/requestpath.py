@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway import asks, dependencies, dispatch, emitted, metrics, recording, replica, waiting
-from scheduler.contracts import errors, frames, requests, resume, usage
+from scheduler.contracts import errors, frames, requests, resume, tracing, usage
 
 _FLUSH_S = 0.2
 _log = logging.getLogger(__name__)
@@ -26,6 +26,7 @@ class _Live:
     caller: requests.Caller
     task: "asyncio.Task[Any]"
     cancelling: int
+    span: tracing.Span | None = None
     why: errors.ForebayError | None = None
 
 
@@ -59,9 +60,10 @@ class RequestPath:
         self._clock = deps.clock
         self._room = room
         self._metrics = numbers
-        self._recorder = recording.Recorder(deps.sink, deps.clock, deps.cluster)
+        self._tracer = None if isinstance(deps.tracer, tracing.NoTracer) else deps.tracer
+        self._recorder = recording.Recorder(deps.sink, deps.clock, deps.cluster, numbers)
         self._dispatcher = dispatch.Dispatcher(
-            deps.settings, client, self._recorder, self._first_token
+            deps.settings, client, self._recorder, self._first_token, numbers
         )
         self._live: dict[str, _Live] = {}
         self._quiet = asyncio.Event()
@@ -91,8 +93,11 @@ class RequestPath:
             errors.ForebayError: why there is no (whole) answer.
         """
         result = "ok"
+        span = None
+        if self._tracer is not None:
+            span = self._tracer.begin("request", request.traceparent, _traits(request))
         try:
-            with self._cancellable(request):
+            with self._cancellable(request, span):
                 return await self._answer(request, outlet)
         except errors.ForebayError as error:
             result = error.code
@@ -102,6 +107,19 @@ class RequestPath:
             raise
         finally:
             self._metrics.ended.labels(request.model, request.tier.value, result).inc()
+            self._told(request, result, span)
+
+    def _told(
+        self, request: requests.InferenceRequest, result: str, span: tracing.Span | None
+    ) -> None:
+        """End the request's span, and write its line where the site wants one."""
+        if span is not None:
+            span.end("" if result == "ok" else result, {"forebay.result": result})
+        wanted = self._settings.access_log
+        if wanted == "all" or (wanted == "errors" and result != "ok"):
+            took_ms = max(0, self._clock.wall_us() - request.arrived_us) // 1_000
+            extra = {**_traits(request), "forebay.result": result, "forebay.ms": took_ms}
+            _log.info("%s: %s after %d ms", request.request_id, result, took_ms, extra=extra)
 
     def cancel(self, request_id: str, caller: requests.Caller) -> bool:
         """End one of the caller's own requests; False if there is no such request here."""
@@ -134,14 +152,16 @@ class RequestPath:
             live.task.cancel()
 
     @contextlib.contextmanager
-    def _cancellable(self, request: requests.InferenceRequest) -> Iterator[None]:
+    def _cancellable(
+        self, request: requests.InferenceRequest, span: tracing.Span | None
+    ) -> Iterator[None]:
         """Register the request; a cancellation on purpose becomes its error, any other passes."""
         if self._closing:
             raise _going_down()
         task = asyncio.current_task()
         if task is None:
             raise errors.Internal("request served outside a task")
-        live = self._live[request.request_id] = _Live(request.caller, task, task.cancelling())
+        live = self._live[request.request_id] = _Live(request.caller, task, task.cancelling(), span)
         self._quiet.clear()
         self._metrics.in_flight.set(len(self._live))
         try:
@@ -203,6 +223,7 @@ class RequestPath:
                 losses=losses,
                 begun=begun,
                 resumed=resumed,
+                span=live.span,
             )
             renewed: str | None = None
             try:
@@ -269,3 +290,15 @@ class RequestPath:
 
 def _going_down() -> errors.NoReplica:
     return errors.NoReplica("the gateway is going down: send the request again", retry_after_s=1.0)
+
+
+def _traits(request: requests.InferenceRequest) -> dict[str, str]:
+    """Return what traces and logs say of a request; never a word of its prompt or answer."""
+    return {
+        "forebay.request_id": request.request_id,
+        "forebay.model": request.model,
+        "forebay.tier": request.tier.value,
+        "forebay.team": request.caller.team,
+        "forebay.endpoint": request.endpoint.value,
+        "forebay.caller_request_id": request.caller_request_id or "",
+    }

@@ -246,6 +246,11 @@ class GatewaySettings:
     keepalive_timeout_s: float = setting(
         20.0, "A gRPC client that leaves a ping unanswered for so long is gone.", unit="s", least=1
     )
+    access_log: str = setting(
+        "errors",
+        "Requests that leave a line in the log, with ids, team, model, result and time, never with text: "
+        "all, errors or off; what all had and cost is in the usage record anyway.",
+    )
     extra_fields: tuple[str, ...] = setting(
         (),
         "Body fields that your engines understand beside OpenAI's and vLLM's sampling options; others are "

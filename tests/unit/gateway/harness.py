@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway import dependencies, server, settings
-from scheduler.contracts import clock, fleet, frames, ids, ports, quota, requests, usage
+from scheduler.contracts import clock, fleet, frames, ids, ports, quota, requests, tracing, usage
 
 SECRET = "s3cret"
 ANN = requests.Caller("physics", "ann", "key-ann", tuple(requests.Tier))
@@ -273,6 +273,7 @@ async def gateway(
     routers: Any = (),
     authenticator: ports.Authenticator | None = None,
     quotas: quota.Quotas | None = None,
+    tracer: tracing.Tracer | None = None,
     **options: Any,
 ) -> AsyncIterator[Served]:
     """Serve a gateway on free ports of loopback until the block ends."""
@@ -288,6 +289,7 @@ async def gateway(
         clock=clock.SystemClock(),
         cluster="c1",
         quotas=quotas or quota.Unlimited(),
+        tracer=tracer or tracing.NoTracer(),
     )
     found: asyncio.Future[server.Addresses] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(
