@@ -1,8 +1,9 @@
 """Synthetic usage for `make bench-accounting`: what a month of one site looks like, made by SQL.
 
-Skewed as real use is: a few teams make most of the requests, each team uses four of the models, three
-quarters of the prompts have a cached part, one attempt in fifty does not end well, one in a hundred is a
-second attempt. Every value follows from the row's number and the seed, but for the random bits of ids.
+Skewed as real use is: a few teams make most of the requests, each team uses four of the models, each of its
+ten users one of these but for one request in sixteen, three quarters of the prompts have a cached part, one
+attempt in fifty does not end well, one in a hundred is a second attempt. Every value follows from the row's
+number, but for the random bits of ids.
 """
 
 import dataclasses
@@ -63,7 +64,8 @@ WITH numbered AS (
     {day.start_us} + ((i + (hash(i) % 1000) / 1000.0) * {step})::BIGINT AS arrived_us
   FROM range({first}, {last}) t(i)
 ), shaped AS (
-  SELECT *, (200 * pow((h % 100003) / 100003.0, 2.5))::BIGINT % {TEAMS} AS t, g % 4 AS m,
+  SELECT *, (200 * pow((h % 100003) / 100003.0, 2.5))::BIGINT % {TEAMS} AS t,
+    CASE WHEN g % 16 = 0 THEN (g >> 8) % 4 ELSE (h >> 12) % 10 % 4 END AS m,
     h % 1000 AS luck, lpad(hex((arrived_us // 1000)::UBIGINT), 12, '0').lower() AS ms,
     (40 + 4000 * pow((g % 99991) / 99991.0, 4))::BIGINT AS prompt, (h >> 20) % 1000 AS share
   FROM numbered
@@ -79,8 +81,8 @@ SELECT substr(ms, 1, 8) || '-' || substr(ms, 9, 4) || '-7' || substr(r, 16) AS r
   'site' AS cluster, 'team' || t AS team, 'user' || (t * 10 + (h >> 12) % 10) AS "user",
   'fb_' || (t * 20 + (h >> 12) % 20) AS key_id, 'model-' || ((t * 7 + m * (1 + t % 5)) % {MODELS}) AS model,
   '2026-10' AS version, CASE WHEN t % 10 = 0 THEN 'lora-' || t ELSE '' END AS adapter,
-  CASE WHEN (h >> 8) % 10 < 7 THEN '/v1/chat/completions' WHEN (h >> 8) % 10 < 9 THEN '/v1/completions'
-    ELSE '/v1/embeddings' END AS endpoint,
+  CASE (t + m) % 4 WHEN 0 THEN '/v1/completions' WHEN 1 THEN '/v1/embeddings'
+    ELSE '/v1/chat/completions' END AS endpoint,
   CASE WHEN t % 3 = 0 AND g % 10 < 6 THEN 'batch' WHEN g % 10 < 8 THEN 'interactive'
     ELSE 'standard' END AS tier,
   'r-' || lpad(((h >> 30) % 300)::VARCHAR, 12, '0') AS replica_id,

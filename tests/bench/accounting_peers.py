@@ -28,7 +28,7 @@ from tests import realpostgres
 from tests.bench import accounting_data as data
 from tests.bench.accounting_stages import BILLING, TOKENS
 
-ROUNDS = 5
+ROUNDS = 3
 Bill = Callable[[], list[tuple[Any, ...]]]
 _TYPES = {
     name: "BIGINT" if name.endswith(("_us", "_tokens")) or name == "attempt" else "TEXT"

@@ -28,6 +28,7 @@ def rows(draw: st.DrawFn) -> usage.UsageRow:
         output_tokens=draw(COUNTS),
         first_token_us=draw(COUNTS),
         ended_us=draw(COUNTS),
+        waste_tokens=draw(COUNTS),
         reason=draw(st.sampled_from(["", "é", "z", "\U0001f980"])),
         team=draw(st.sampled_from(["007", "7", "1e3", "NULL", ""])),
     )
@@ -56,3 +57,17 @@ def test_order_and_repetition_change_nothing(written: list[usage.UsageRow], rand
     shuffled = written * 2
     random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis gives a random.Random
     assert merge.merge(shuffled) == once
+
+
+@given(st.lists(rows(), max_size=12), st.data())
+def test_what_was_merged_before_and_is_merged_again_with_late_rows_is_the_same(
+    written: list[usage.UsageRow], data: st.DataObject
+) -> None:
+    """An attempt has one row of a kind, perhaps written twice over: what a compaction relies on."""
+    one_version = {
+        (row.identity.request_id, row.identity.attempt, row.kind): row for row in written
+    }
+    twice = [*one_version.values(), *one_version.values()]
+    early = [row for row in twice if data.draw(st.booleans())]
+    late = [row for row in twice if row not in early or data.draw(st.booleans())]
+    assert merge.merge([*merge.merge(early), *late]) == merge.merge(twice)
