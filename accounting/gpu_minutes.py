@@ -149,15 +149,38 @@ def _one(
 
 
 def _inputs(parquet: Path) -> dict[int, str]:
-    """Return a digest of the recorded files that touch each hour."""
+    """Return a digest of the recorded files that touch each hour in which a lease held anything."""
+    files = (manifests.load(parquet) or manifests.Manifest()).files
     touching: dict[int, list[str]] = {}
-    for file in (manifests.load(parquet) or manifests.Manifest()).files:
-        for hour in range(file.first_us // HOUR_US, file.last_us // HOUR_US + 1):
-            touching.setdefault(hour * HOUR_US, []).append(file.path)
+    for file in files:
+        if file.table == schema.GPU:
+            for hour_us in _hours_of(parquet, file):
+                touching.setdefault(hour_us, []).append(file.path)
+    for file in files:
+        if file.table != schema.GPU:
+            for hour_us, paths in touching.items():
+                if file.first_us < hour_us + HOUR_US and file.last_us >= hour_us:
+                    paths.append(file.path)
     return {
         hour_us: hashlib.sha256("\n".join(sorted(paths)).encode()).hexdigest()
         for hour_us, paths in touching.items()
     }
+
+
+def _hours_of(parquet: Path, file: manifests.File) -> set[int]:
+    """Return the hours that a file's rows touch; its span alone says little where a clock was wrong."""
+    first, last = file.first_us // HOUR_US, file.last_us // HOUR_US
+    if last - first <= 2 * 24:
+        return {hour * HOUR_US for hour in range(first, last + 1)}
+    try:
+        rows = pq.read_table(parquet / file.path, columns=["start_us", "end_us"])
+    except OSError:  # damaged or gone: the reading names it
+        return set()
+    found: set[int] = set()
+    for start, end in zip(rows["start_us"].to_pylist(), rows["end_us"].to_pylist(), strict=True):
+        if start <= end <= start + 24 * HOUR_US:
+            found.update(hour * HOUR_US for hour in range(start // HOUR_US, end // HOUR_US + 1))
+    return found
 
 
 def _arrivals_from(parquet: Path, hour_us: int) -> int:

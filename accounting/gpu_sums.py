@@ -96,13 +96,23 @@ def live(
     cuts: Sequence[int] = (),
     folder: Path | None = None,
 ) -> Any:
-    """Share out a window of a reading as a table like `gpu_minutes`; None if no lease held anything."""
+    """Share out a window of a reading as a table like `gpu_minutes`; None if no lease held anything.
+
+    With ``cuts`` a minute that is cut has several beginnings, each in its own period.
+    """
     span = gpu_lines.extent(reading, first_us, last_us)
     if span is None:
         return None
     before = gpu_minutes.sums_before(folder, span[0] // _HOUR * _HOUR) if folder else {}
     borders = gpu_lines.minutes(*span, cuts)
-    return gpu_lines.to_arrow(gpu_lines.find(reading, borders, otherwise, before=before))
+    table = gpu_lines.to_arrow(gpu_lines.find(reading, borders, otherwise, before=before))
+    if cuts:
+        return table
+    place = table.schema.get_field_index("minute_us")
+    whole = [
+        at // gpu_lines.MINUTE_US * gpu_lines.MINUTE_US for at in table["minute_us"].to_pylist()
+    ]
+    return table.set_column(place, "minute_us", pa.array(whole, pa.int64()))
 
 
 def by_names(

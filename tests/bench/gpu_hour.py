@@ -120,13 +120,13 @@ def _judge(state: Path, site: devcluster.Site, done: dict[str, Any]) -> int:
     problems += gpu_minutes.roll(state, later, GIVEN).problems
     records = books.Books(state)
     with records.reading() as reading:
-        expected = _expected(reading)
+        wanted = expected(reading)
         leases = reports.lease_times(reading, reports.Scope(), reports.Filter())
         rows = reading.query("SELECT count(*) AS n, sum(output_tokens) AS out FROM usage")[0]
         found, kinds, costs = _table(state)
-    wrong = {key for key in {*expected, *found} if expected[key] != found[key]}
+    wrong = {key for key in {*wanted, *found} if wanted[key] != found[key]}
     for key in sorted(wrong)[:20]:
-        print(f"{key}: allocated {expected[key]}, in the table {found[key]}")
+        print(f"{key}: allocated {wanted[key]}, in the table {found[key]}")
     port = cli.CliClient(site.slurm_conf)
     compared = reconcile.reconcile(port, leases)
     for each in compared:
@@ -143,10 +143,10 @@ def _judge(state: Path, site: devcluster.Site, done: dict[str, Any]) -> int:
         **done,
         "attempts": rows["n"],
         "output_tokens": int(rows["out"] or 0),
-        "replica_minutes": len(expected),
+        "replica_minutes": len(wanted),
         "wrong_minutes": len(wrong),
         "gpu_s": {kind: round(amount / 1e6, 3) for kind, amount in sorted(kinds.items())},
-        "allocated_s": round(sum(expected.values()) / 1e6, 3),
+        "allocated_s": round(sum(wanted.values()) / 1e6, 3),
         "leases": len(compared),
         "leases_apart": [each.lease_id for each in apart],
         "leases_apart_before_launch_and_teardown": [each.lease_id for each in plainly],
@@ -157,7 +157,7 @@ def _judge(state: Path, site: devcluster.Site, done: dict[str, Any]) -> int:
     return 1 if wrong or apart or problems or not compared else 0
 
 
-def _expected(reading: books.Reading) -> "collections.Counter[Key]":
+def expected(reading: books.Reading) -> "collections.Counter[Key]":
     """Add up what the agents' rows say was held, by replica and minute, in plain Python."""
     sums: collections.Counter[Key] = collections.Counter()
 
