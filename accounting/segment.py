@@ -45,9 +45,14 @@ _REPLICA = tuple(field.name for field in dataclasses.fields(usage.ReplicaTimeRow
 COLUMNS = {"u": (*IDENTITY, *END), "g": _GPU, "r": _REPLICA}
 
 _get_identity: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*IDENTITY)
-_get_end: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*END)
+_ENUMS = frozenset({"kind", "outcome", "payer"})  # their own `str` is slow
+_get_end: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(
+    *[f"{name}._value_" if name in _ENUMS else name for name in END]
+)
 _get_gpu: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*_GPU)
 _get_replica: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*_REPLICA)
+_IDENTITY_FORMAT = SEPARATOR.join(["u", *["%s"] * len(IDENTITY)])
+_END_FORMAT = SEPARATOR.join(["%s"] * len(END))
 _frame_head = struct.Struct("<II")
 _SEAL = b'["seal",'
 _BRACKET = ord("[")
@@ -110,14 +115,14 @@ class Encoder:
         identity = row.identity
         known = self._known.pop(id(identity), None)
         if known is None:
-            begin = _joined(("u", *_get_identity(identity)))
+            begin = _plain(_IDENTITY_FORMAT % _get_identity(identity), len(IDENTITY))
             if row.kind is usage.RowKind.OPEN and begin:
                 if len(self._known) >= _KNOWN_AT_MOST:
                     self._known.clear()
                 self._known[id(identity)] = identity, begin
         else:
             begin = known[1]
-        end = _joined(_get_end(row))
+        end = _plain(_END_FORMAT % _get_end(row), len(END) - 1)
         if not begin or not end or len(begin) + len(end) > _LARGE_ROW:
             return frame(_payload_of(values_of(row)))
         return frame(f"{begin}{SEPARATOR}{end}".encode())
@@ -128,21 +133,21 @@ def encode(row: usage.Row) -> bytes:
     return Encoder().encode(row)
 
 
-def _joined(values: Sequence[Any]) -> str:
-    """Return values as text, or "" if one of them has to be escaped."""
-    text = SEPARATOR.join(map(str, values))
+def _plain(text: str, separators: int) -> str:
+    """Return a text that stands for itself, or "" if one of its values has to be escaped."""
     if (
-        text.count(SEPARATOR) != len(values) - 1
+        text.count(SEPARATOR) != separators
         or "\\" in text
         or "\n" in text
         or "\r" in text
         or "\0" in text
     ):
         return ""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return ""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return ""
     return text
 
 
@@ -162,7 +167,7 @@ def _payload_of(values: Sequence[Any]) -> bytes:
 def escaped(value: Any) -> str:
     """Return a value as the text that stands for it in a row."""
     text = str(value)
-    return text if _joined((text,)) else text.encode("unicode_escape").decode("ascii")
+    return text if _plain(text, 0) else text.encode("unicode_escape").decode("ascii")
 
 
 def unescaped(text: str) -> str:

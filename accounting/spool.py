@@ -70,10 +70,10 @@ class _Open:
         self.unsynced.append(record)
 
     def _write(self, data: bytes) -> None:
-        end = self.offset + len(data)
-        while self.offset < end:
-            rest = data[len(data) - (end - self.offset) :]
-            self.offset += os.pwrite(self.fd, rest, self.offset)
+        written = os.pwrite(self.fd, data, self.offset)
+        self.offset += written
+        if written < len(data):
+            self._write(data[written:])
 
     def sync(self) -> None:
         os.fdatasync(self.fd)
