@@ -15,6 +15,7 @@ from scheduler.contracts import frames
 _IDLE_S = 60.0  # far below a replica's own 300 s, so that it never closes first
 _FINISH_S = 1.0  # the end of the body follows the last frame at once; longer is not waited for
 _LOOK_S = 1.0
+_LATE_S = 0.05
 _AHEAD_BYTES = 64 * 1024  # received before somebody takes them; more is left in the socket
 _RECEIVE_BYTES = 128 * 1024  # in the kernel
 _LAST = (frames.Kind.END, frames.Kind.ERROR)
@@ -295,11 +296,20 @@ class Pool:
         loop = asyncio.get_running_loop()
         if self._timer is None:
             self._timer = loop.call_later(self._look_s, self._look)
-        async with asyncio.timeout(self._connect_s):
-            _, made = await loop.create_connection(
-                lambda: Connection(self, address), host.strip("[]"), int(port)
-            )
-        return made
+        connecting = loop.create_task(
+            loop.create_connection(lambda: Connection(self, address), host.strip("[]"), int(port))
+        )
+        try:
+            done, _ = await asyncio.wait({connecting}, timeout=self._connect_s)
+            if not done:  # a loop that was late itself hears its timers first, then its sockets
+                await asyncio.wait({connecting}, timeout=_LATE_S)
+            if not connecting.done():
+                raise TimeoutError(f"no connection within {self._connect_s:g} s")
+            return connecting.result()[1]
+        except BaseException:
+            connecting.add_done_callback(_drop)
+            connecting.cancel()
+            raise
 
     def put(self, connection: Connection) -> None:
         """Let a connection rest."""
@@ -337,3 +347,9 @@ class Pool:
         for idle in list(self._idle.values()):
             for connection in [each for each in idle if now - each.heard > _IDLE_S]:
                 connection.abort()
+
+
+def _drop(connecting: "asyncio.Task[tuple[asyncio.Transport, Connection]]") -> None:
+    """Close a connection that came when nobody waited for it any more."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result()[1].abort()

@@ -179,7 +179,8 @@ async def main(replicas: int) -> None:
     """Listen until killed."""
     loop = asyncio.get_running_loop()
     servers = [
-        await loop.create_server(Engine, "127.0.0.1", 0) for _ in itertools.repeat(0, replicas)
+        await loop.create_server(Engine, "127.0.0.1", 0, backlog=1024)
+        for _ in itertools.repeat(0, replicas)
     ]
     addresses = ["{}:{}".format(*server.sockets[0].getsockname()[:2]) for server in servers]
     print(json.dumps(addresses), flush=True)
