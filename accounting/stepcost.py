@@ -4,10 +4,11 @@ Least squares with a, b ≥ 0 over the intervals that replicas report, from sums
 up to date by adding: the sums of two hours are those of both. There is no constant term: the time of a
 step that reads the weights is borne by the tokens of that step.
 
-How sure: the standard errors of both from the residuals. A fit counts once there are `LEAST` intervals, both
-costs are above zero and neither's standard error is over `UNSURE` of it; until then the settings' weights
-hold. An interval in which prefill and decode always go together by the same ratio can't tell them apart:
-the errors say so.
+How sure: the standard errors of both from the residuals. A fit counts once there are `LEAST` intervals, it
+leaves at most `UNEXPLAINED` of the sum of squares, and what either error makes of a typical interval is
+at most `UNSURE` of its busy time (so that a prompt may well be found to cost nothing where a step takes
+its time whatever is in it); until then the settings' weights hold. An interval in which prefill and decode
+always go together by the same ratio can't tell them apart: the errors say so.
 
 Source: Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23; with two unknowns the active
 sets can be tried one by one.
@@ -18,7 +19,8 @@ import math
 from collections.abc import Iterable
 
 LEAST = 30
-UNSURE = 0.25
+UNSURE = 0.1
+UNEXPLAINED = 0.2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,11 +76,18 @@ def fit(sums: Sums, otherwise: Cost) -> Cost:
         return unsure
     a = (sums.py * sums.dd - sums.dy * sums.pd) / det
     b = (sums.dy * sums.pp - sums.py * sums.pd) / det
-    if a <= 0 or b <= 0:  # the bound holds: the other one bears all, which is no cost of both
+    if a < 0:
+        a, b = 0.0, max(0.0, sums.dy / sums.dd)
+    elif b < 0:
+        a, b = max(0.0, sums.py / sums.pp), 0.0
+    squares = sums.yy - 2 * (a * sums.py + b * sums.dy)
+    squares += a * a * sums.pp + 2 * a * b * sums.pd + b * b * sums.dd
+    if squares > UNEXPLAINED * sums.yy:
         return unsure
-    squares = sums.yy - a * sums.py - b * sums.dy
     variance = max(0.0, squares) / (sums.n - 2)
     errors = math.sqrt(variance * sums.dd / det), math.sqrt(variance * sums.pp / det)
-    if errors[0] > UNSURE * a or errors[1] > UNSURE * b:
+    if max(errors[0] * math.sqrt(sums.pp), errors[1] * math.sqrt(sums.dd)) > UNSURE * math.sqrt(
+        sums.yy
+    ):
         return unsure
     return Cost(a, b, *errors, n=sums.n, fitted=True)

@@ -48,6 +48,19 @@ def test_until_it_is_known_the_given_weights_hold(rows: list[tuple[int, int, int
     assert (cost.prefill_us, cost.decode_us, cost.fitted, cost.n) == (1.0, 4.0, False, len(rows))
 
 
+def test_where_a_step_takes_its_time_whatever_is_in_it_a_prompt_costs_next_to_nothing() -> None:
+    draw = random.Random(7)
+    rows = []
+    for _ in range(60):  # batches of about three, 20 ms a step
+        steps = draw.randrange(500, 3000)
+        tokens = round(steps * draw.gauss(3, 0.3))
+        rows.append((draw.randrange(2_000, 12_000), tokens, 20_000 * steps))
+    cost = stepcost.fit(stepcost.of(rows), GIVEN)
+    assert cost.fitted
+    assert cost.decode_us == pytest.approx(20_000 / 3, rel=0.1)
+    assert cost.prefill_us * 12_000 < 0.2 * 20_000 * 3000
+
+
 def test_sums_of_two_hours_are_those_of_both() -> None:
     rows = intervals(100, 0.1)
     both = stepcost.of(rows[:40]) + stepcost.of(rows[40:])
