@@ -13,97 +13,22 @@ from collections.abc import Callable, Hashable
 
 import msgspec
 
-from gateway import asks, dependencies, model_queue, placing, refusals, standing, waiting
+from gateway import (
+    asks,
+    dependencies,
+    local_waiter,
+    model_queue,
+    placing,
+    reckoning,
+    refusals,
+    standing,
+    waiting,
+)
 from scheduler.contracts import errors, fleet, ids, quota, requests
-from scheduler.core import admission, drain, fairness, load, outputs, router, routing
+from scheduler.core import admission, drain, fairness, load, routing
 
 TICK_S = 0.05
-TEMPLATE_TOKENS = 64  # what a chat template may add; a quota has to hold more than the prompt takes
 TTFT_KEPT_S = 10.0
-
-
-class LocalGrant:
-    """A `Grant` whose load is counted in this process."""
-
-    __slots__ = ("_begun", "_freed", "_guard", "replica", "version")
-
-    def __init__(
-        self,
-        replica: fleet.Replica,
-        version: str,
-        guard: load.Guard,
-        begun: Callable[[str], None],
-        freed: Callable[[load.Guard], None],
-    ) -> None:
-        self.replica = replica
-        self.version = version
-        self._guard = guard
-        self._begun = begun
-        self._freed = freed
-
-    def prefilled(self) -> None:
-        """Note that its prompt has been computed: the replica may have the next one."""
-        if self._guard.prefill and not self._guard.closed:
-            self._guard.prefilled()
-            self._begun(self._guard.model)
-
-    def close(self) -> None:
-        """Give the place back and let the next request have it; a second call does nothing."""
-        if not self._guard.closed:
-            self._guard.close()
-            self._freed(self._guard)
-
-
-Result = LocalGrant | errors.ForebayError
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class LocalWaiter:
-    """A `Waiter` of this process's `Room`.
-
-    Attributes:
-        draw: decides the version by the route's weights, also after the weights change.
-        hold: what its quotas keep for it.
-        dispatched: whether its team was charged for its turn.
-        ring: called when its wait has ended.
-        open: the grant that it has, if it was not closed yet.
-        placed: where it was sent last.
-    """
-
-    asking: asks.Asking
-    needs: asks.Needs
-    ticket: admission.Ticket
-    draw: float
-    hold: quota.Hold
-    dispatched: bool = False
-    ring: Callable[[], None] | None = None
-    open: LocalGrant | None = None
-    placed: router.Placed | None = None
-    _result: Result | None = None
-
-    @property
-    def arrived(self) -> float:
-        """Monotonic seconds of its arrival."""
-        return self.ticket.arrived
-
-    def settle(self, result: Result) -> None:
-        """Hand over a grant or an error, also if nobody awaits it yet."""
-        self._result = result
-        if isinstance(result, LocalGrant):
-            self.open = result
-        if self.ring is not None:
-            self.ring()
-
-    def collect(self) -> LocalGrant | None:
-        """Return what was settled, once; None if nothing was.
-
-        Raises:
-            errors.ForebayError: it was an error.
-        """
-        result, self._result = self._result, None
-        if isinstance(result, errors.ForebayError):
-            raise result
-        return result
 
 
 class LocalRoom:
@@ -121,14 +46,14 @@ class LocalRoom:
         self._draw = draw
         self._known: standing.Standing | None = None
         self._models: dict[str, model_queue.ModelQueue] = {}
-        self._waiters: dict[str, LocalWaiter] = {}
+        self._waiters: dict[str, local_waiter.LocalWaiter] = {}
         self._absent_since: dict[tuple[str, str], float] = {}
         self._held_until = float("-inf")
         self._to_pump: set[str] = set()
         self._ttft: collections.defaultdict[str, collections.deque[tuple[float, float]]] = (
             collections.defaultdict(lambda: collections.deque(maxlen=64))
         )
-        self._learned = outputs.Outputs(deps.settings.output_rules())
+        self._reckon = reckoning.Reckoning(deps.settings, deps.clock)
         self.loads = load.Loads()
         self._placer = placing.Placer(self.loads, draw, deps.settings)
 
@@ -182,16 +107,16 @@ class LocalRoom:
                         self._waiters[ticket.request_id].settle(refusals.no_replica(name))
             self._pump(name)
 
-    def enter(self, asking: asks.Asking) -> LocalWaiter:
+    def enter(self, asking: asks.Asking) -> local_waiter.LocalWaiter:
         """Let a request wait, or give it a replica at once; see `waiting.Room.enter`."""
         known, now = self._standing(), self.now
         draw = self._draw()
-        needs = self._needs(asking, known, draw)
+        needs = self._reckon.needs(asking, known, draw)
         if self._hopeless(asking.model, needs.version, now):
             raise refusals.no_replica(asking.model)
-        ticket = self._ticket(asking, needs, now)
-        hold = self._deps.quotas.reserve(self._claim(asking, needs))
-        waiter = LocalWaiter(asking, needs, ticket, draw, hold)
+        ticket = self._reckon.ticket(asking, needs, now)
+        hold = self._deps.quotas.reserve(self._reckon.claim(asking, needs))
+        waiter = local_waiter.LocalWaiter(asking, needs, ticket, draw, hold)
         model = self._model(asking.model)
         if asking.tier is requests.Tier.INTERACTIVE:
             model.interactive_at = now
@@ -206,15 +131,15 @@ class LocalRoom:
             raise
         return waiter
 
-    def adopt(self, asking: asks.Asking, replica: fleet.Replica, version: str) -> LocalWaiter:
+    def adopt(
+        self, asking: asks.Asking, replica: fleet.Replica, version: str
+    ) -> local_waiter.LocalWaiter:
         """Count a request that runs already: another owner, or this one before, has admitted it."""
-        # Its load counts also where nothing routes there any more, or no view has come yet.
-        prompt = asking.prompt_tokens or self._learned.prompt_tokens(asking.model, asking.chars)
-        output = self._learned.output_tokens(asking.model, asking.team, asking.max_tokens)
-        long = 0 < self._deps.settings.long_prompt_tokens <= prompt
-        needs = asks.Needs(version, asking.adapter, asking.seats, 0, prompt, output, long)
-        hold = self._deps.quotas.adopt(self._claim(asking, needs))
-        waiter = LocalWaiter(asking, needs, self._ticket(asking, needs, self.now), 0.0, hold)
+        needs = self._reckon.running(asking, version)
+        hold = self._deps.quotas.adopt(self._reckon.claim(asking, needs))
+        waiter = local_waiter.LocalWaiter(
+            asking, needs, self._reckon.ticket(asking, needs, self.now), 0.0, hold
+        )
         model = self._model(asking.model)
         model.queue.pass_by(waiter.ticket, self.now)
         waiter.dispatched = True
@@ -270,7 +195,7 @@ class LocalRoom:
             )
             model.queue.settle(mine.ticket, cost, self.now)
         if spent.tokens:
-            self._learn(mine, spent)
+            self._reckon.learn(mine.asking, spent)
             if mine.placed is not None:
                 self._placer.returned(mine.placed, spent)
         if mine.open is not None:
@@ -345,14 +270,16 @@ class LocalRoom:
             return routing.Outlook.NONE
         return self._known.outlook(model, version, self._placer.dead(self.now))
 
-    def _admit(self, model: model_queue.ModelQueue, waiter: LocalWaiter, now: float) -> None:
+    def _admit(
+        self, model: model_queue.ModelQueue, waiter: local_waiter.LocalWaiter, now: float
+    ) -> None:
         """Place a request at once where nobody waits, else let it queue."""
         asking, ticket = waiter.asking, waiter.ticket
         in_time = ticket.deadline is None or ticket.deadline > now
         if not len(model.queue) and in_time and asking.tier not in model.closed(now):
             self._placer.prepare(now)
             grant = self._place(model, waiter, set())
-            if isinstance(grant, LocalGrant):
+            if isinstance(grant, local_waiter.LocalGrant):
                 model.queue.pass_by(ticket, now)
                 waiter.dispatched = True
                 waiter.settle(grant)
@@ -403,7 +330,7 @@ class LocalRoom:
     def _reshape(self, ticket: admission.Ticket, known: standing.Standing) -> Hashable:
         waiter = self._waiters[ticket.request_id]
         try:
-            waiter.needs = self._needs(waiter.asking, known, waiter.draw)
+            waiter.needs = self._reckon.needs(waiter.asking, known, waiter.draw)
         except errors.ForebayError:
             return ticket.shape  # nothing routes there now: it waits for what it was admitted for
         return waiter.needs.shape(ticket.team)
@@ -417,11 +344,6 @@ class LocalRoom:
             return False
         since = self._absent_since.setdefault(key, now)
         return now - since >= self._deps.settings.no_replica_grace_s
-
-    def _needs(self, asking: asks.Asking, known: standing.Standing, draw: float) -> asks.Needs:
-        return asks.needs(
-            asking, known, draw, self._learned, self._deps.settings.long_prompt_tokens
-        )
 
     def _pump_soon(self, name: str) -> None:
         """Place somebody once this turn of the event loop is over.
@@ -451,7 +373,7 @@ class LocalRoom:
 
         tried: set[object] = set()  # nothing comes free before this is over
 
-        def place(ticket: admission.Ticket) -> LocalGrant | admission.Pass | None:
+        def place(ticket: admission.Ticket) -> local_waiter.LocalGrant | admission.Pass | None:
             return self._place(model, self._waiters[ticket.request_id], tried)
 
         while (taken := model.queue.take(place, now, closed)) is not None:
@@ -464,8 +386,8 @@ class LocalRoom:
             closed = model.closed(now)
 
     def _place(
-        self, model: model_queue.ModelQueue, waiter: LocalWaiter, tried: set[object]
-    ) -> LocalGrant | admission.Pass | None:
+        self, model: model_queue.ModelQueue, waiter: local_waiter.LocalWaiter, tried: set[object]
+    ) -> local_waiter.LocalGrant | admission.Pass | None:
         """Ask routing for a replica, unless it has said no to the like of it since ``tried`` was empty."""
         asking, needs = waiter.asking, waiter.needs
         if needs.long and model.longs[asking.team] >= self._deps.settings.long_per_team:
@@ -486,10 +408,10 @@ class LocalRoom:
     def _granted(
         self,
         model: model_queue.ModelQueue,
-        waiter: LocalWaiter,
+        waiter: local_waiter.LocalWaiter,
         replica: fleet.Replica,
         guard: load.Guard,
-    ) -> LocalGrant:
+    ) -> local_waiter.LocalGrant:
         team = waiter.asking.team
         long_team = team if waiter.needs.long else None
         urgent = guard.tier is not requests.Tier.BATCH
@@ -505,51 +427,11 @@ class LocalRoom:
         model.opened(guard, long_team)
         if urgent:
             model.crowd.ran(team, 1)
-        return LocalGrant(replica, waiter.needs.version, guard, self._pump_soon, freed)
-
-    def _ticket(self, asking: asks.Asking, needs: asks.Needs, now: float) -> admission.Ticket:
-        waited_us = max(0, self._deps.clock.wall_us() - asking.arrived_us)
-        if asking.deadline_us is None:
-            limit_us = round(self._deps.settings.deadline_s(asking.tier) * 1_000_000)
-        else:
-            limit_us = asking.deadline_us - asking.arrived_us
-        return admission.Ticket(
-            asking.request_id,
-            asking.tier,
-            asking.team,
-            now - waited_us / 1_000_000,
-            now + (limit_us - waited_us) / 1_000_000,
-            needs.shape(asking.team),
-            asking.size,
-            fairness.weighted(needs.prompt_tokens, 0, needs.seats * needs.output_tokens),
-        )
-
-    def _claim(self, asking: asks.Asking, needs: asks.Needs) -> quota.Claim:
-        most = asking.max_tokens or needs.output_tokens
-        return quota.Claim(
-            asking.request_id,
-            asking.team,
-            asking.user,
-            asking.key_id,
-            asking.model,
-            asking.tier.value,
-            asking.prompt_tokens or needs.prompt_tokens * 5 // 4 + TEMPLATE_TOKENS,
-            needs.seats * most,
-            asking.arrived_us,  # as in the usage record: both count in the same day
-        )
-
-    def _learn(self, waiter: LocalWaiter, spent: quota.Spent) -> None:
-        asking = waiter.asking
-        each = spent.output_tokens // max(1, asking.seats)
-        if each:
-            self._learned.learn(asking.model, asking.team, each)
-        if asking.seats == 1 and not asking.prompt_tokens:
-            prompt = spent.uncached_prompt_tokens + spent.cached_prompt_tokens
-            self._learned.learn_prompt(asking.model, asking.chars, prompt)
+        return local_waiter.LocalGrant(replica, waiter.needs.version, guard, self._pump_soon, freed)
 
 
-def _mine(waiter: waiting.Waiter) -> LocalWaiter:
-    if not isinstance(waiter, LocalWaiter):
+def _mine(waiter: waiting.Waiter) -> local_waiter.LocalWaiter:
+    if not isinstance(waiter, local_waiter.LocalWaiter):
         raise TypeError("a waiter of another room")
     return waiter
 

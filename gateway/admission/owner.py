@@ -5,7 +5,7 @@ import hmac
 import logging
 from collections.abc import Callable
 
-from gateway import local_room
+from gateway import local_room, local_waiter
 from gateway.admission import link, messages
 from scheduler.contracts import errors, fleet, quota, wire
 from scheduler.contracts.v1 import control_pb2 as pb
@@ -94,7 +94,7 @@ class _Session:
     def __init__(self, room: local_room.LocalRoom, to: link.AnyLink) -> None:
         self._room = room
         self._to = to
-        self._waiters: dict[str, local_room.LocalWaiter] = {}
+        self._waiters: dict[str, local_waiter.LocalWaiter] = {}
         self._numbers: dict[tuple[str, int, str], int] = {}
         self.welcome = False
         self._acts: dict[type, Callable[..., None]] = {
@@ -138,7 +138,7 @@ class _Session:
         self._waiters[request_id] = waiter
         self._watch(waiter)
 
-    def _watch(self, waiter: local_room.LocalWaiter) -> None:
+    def _watch(self, waiter: local_waiter.LocalWaiter) -> None:
         request_id = waiter.asking.request_id
 
         def settled() -> None:

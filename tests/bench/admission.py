@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 
-from gateway import asks, dependencies, local_room, settings
+from gateway import asks, dependencies, local_room, local_waiter, settings
 from scheduler.contracts import clock, fleet, ids, ports, quota, requests, usage
 from scheduler.core import admission
 
@@ -95,11 +95,11 @@ async def queued(waiting: int) -> dict[str, float]:
     return {"median": round(statistics.median(took), 1), "most": round(max(took), 1)}
 
 
-def _enter(made: local_room.LocalRoom, n: int) -> local_room.LocalWaiter:
+def _enter(made: local_room.LocalRoom, n: int) -> local_waiter.LocalWaiter:
     return _watched(made.enter(asking(n)))
 
 
-def _watched(waiter: local_room.LocalWaiter) -> local_room.LocalWaiter:
+def _watched(waiter: local_waiter.LocalWaiter) -> local_waiter.LocalWaiter:
     """Let its prompt be computed as soon as it has its turn, as an idle replica does."""
 
     def begun() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway import asks, dependencies, local_room, settings
+from gateway import asks, dependencies, local_room, local_waiter, settings
 from scheduler.contracts import clock, errors, fleet, ids, ports, quota, requests, usage
 from tests.unit.gateway import harness
 
@@ -71,7 +71,7 @@ def room(
     return local_room.LocalRoom(deps, lambda: 0.5), source
 
 
-def granted(waiters: list[local_room.LocalWaiter]) -> list[local_room.LocalWaiter]:
+def granted(waiters: list[local_waiter.LocalWaiter]) -> list[local_waiter.LocalWaiter]:
     return [waiter for waiter in waiters if waiter.open is not None]
 
 
