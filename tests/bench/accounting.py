@@ -103,6 +103,7 @@ def main() -> None:
             "set TMPDIR to another disk, or ask for fewer --rows"
         )
     folder = Path(tempfile.mkdtemp(prefix="forebay-bench-accounting-", dir=base))
+    folder.chmod(0o755)  # PostgreSQL runs as another user below it
     try:
         found = measure(folder, args.rows, min(args.rows, _SMALL))
     finally:

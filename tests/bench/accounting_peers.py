@@ -106,9 +106,7 @@ def postgres(folder: Path, paths: list[str]) -> Iterator[tuple[Bill, str]]:
     )
     if root:
         shutil.chown(home, "postgres")
-        for each in (folder, *folder.parents):  # mkdtemp's own are for their owner alone
-            if each.stat().st_uid == os.geteuid() and str(each).startswith(str(folder)):
-                each.chmod(0o755)
+        folder.chmod(0o755)
     argv: list[str | Path] = [
         where / "initdb",
         "-D",
