@@ -16,6 +16,7 @@ CHUNK_BYTES = 2048  # about 500 tokens of English; what a later chunk of a long 
 FIRST_FRACTION = (
     8  # the first chunk is an eighth, then doubling: a system prompt of 500 bytes counts
 )
+COMMON = 16  # replicas; more holders than this and a quarter of all, and a prefix attracts nobody
 BYTES_PER_TOKEN = 4.0  # until answers have told better
 _LEARN = 0.05  # weight of one answer in the learned bytes per token
 
@@ -107,12 +108,15 @@ class Index:
         if not prefix.chain or not prefix.size:
             return found
         bounds, masks = self._bounds(len(prefix.chain)), self._masks
+        most = max(COMMON, len(self._shelves) // 4)
         seen = 0
         for depth in range(len(prefix.chain) - 1, -1, -1):
             share = bounds[depth] / prefix.size
             if share < least:
                 break
             fresh = masks.get(prefix.chain[depth], 0) & ~seen
+            if fresh.bit_count() > most:
+                break  # so many hold it (a system prompt) that it tells nobody apart
             seen |= fresh
             while fresh:
                 low = fresh & -fresh

@@ -140,3 +140,12 @@ def test_tokens_are_learned_from_answers() -> None:
     for _ in range(200):
         index.returned(prompt(1), R1, 0.0, prompt_tokens=128, cached_tokens=0)
     assert index.bytes_per_token == pytest.approx(2.0, abs=0.01)
+
+
+def test_a_prefix_that_most_hold_tells_nobody_apart() -> None:
+    """A system prompt on every replica must not make a decision look at each of them."""
+    index = prefixes.Index()
+    for number in range(100):
+        index.dispatched(prompt(1, 2, 1000 + number), ids.ReplicaId(f"r{number}"))
+    assert index.longest(prompt(1, 2)) == {}
+    assert index.longest(prompt(1, 2, 1007)) == {ids.ReplicaId("r7"): 1.0}
