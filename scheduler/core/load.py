@@ -73,7 +73,8 @@ class Guard:
         if not self.prefill or self._loads is None:
             return
         load = self._loads.at(self.replica_id)
-        done = min(self.prefill, self.tokens - self.seats)  # each seat stays counted as one at least
+        # Each seat stays counted as one token at least.
+        done = min(self.prefill, self.tokens - self.seats)
         load.prefill -= self.prefill
         load.tokens -= done
         self.tokens -= done
