@@ -14,6 +14,8 @@ from gateway import fingerprints, standing
 from scheduler.contracts import errors, requests
 from scheduler.core import outputs, prefixes, routing
 
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
 
 class Asking(msgspec.Struct, frozen=True, array_like=True):
     """A request as admission sees it; it crosses to the admission process as it is.
@@ -98,7 +100,9 @@ def of(request: requests.InferenceRequest, chunk_bytes: int = prefixes.CHUNK_BYT
     """
     body, caller = request.body, request.caller
     chars, size = _measured(body)
-    limit = body.get("max_completion_tokens") or body.get("max_tokens") or 0
+    limit = 0
+    for name in _LIMITS:
+        limit = limit or body.get(name) or 0
     return Asking(
         request.request_id,
         request.model,
@@ -188,10 +192,18 @@ def sequences(body: Mapping[str, Any]) -> int:
     return count * int(body.get("n") or 1)
 
 
+def _items(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the items of `/v1/responses` where the input is a list of them."""
+    given = body.get("input")
+    if isinstance(given, list) and given and isinstance(given[0], dict):
+        return given
+    return ()
+
+
 def _measured(body: Mapping[str, Any]) -> tuple[int, int]:
     """Return characters of text (of the longest prompt), and bytes that the body holds, roughly."""
     chars = size = 0
-    for message in body.get("messages") or ():
+    for message in body.get("messages") or _items(body):
         content = message.get("content")
         if isinstance(content, str):
             chars += len(content)
@@ -205,7 +217,7 @@ def _measured(body: Mapping[str, Any]) -> tuple[int, int]:
     tools = body.get("tools")
     if tools:
         chars += len(repr(tools))
-    for name in ("prompt", "input"):
+    for name in ("prompt", "input", "instructions"):
         prompt = body.get(name)
         if isinstance(prompt, str):
             chars += len(prompt)
@@ -213,6 +225,8 @@ def _measured(body: Mapping[str, Any]) -> tuple[int, int]:
             if isinstance(prompt[0], str):
                 size += sum(map(len, prompt))
                 chars += max(map(len, prompt))
+            elif isinstance(prompt[0], dict):
+                chars += sum(len(repr(item)) for item in prompt if "content" not in item)
             else:
                 size += 4 * sum(len(one) if isinstance(one, list) else 1 for one in prompt)
     return chars, chars + size

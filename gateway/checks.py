@@ -19,6 +19,12 @@ _decode = (
     msgspec.json.Decoder().decode
 )  # strict, and takes nothing that `json` would read otherwise
 _HALF_ESCAPED = re.compile(rb"\\u[dD][89a-fA-F]")
+_STORED = {
+    "background": "leave it out, or submit a batch",
+    "previous_response_id": "send the items so far as input",
+    "conversation": "send the items so far as input",
+    "prompt": "send the prompt's text as instructions or input",
+}
 _KINDS = {
     str: "string",
     bool: "boolean",
@@ -91,7 +97,9 @@ def check(endpoint: requests.Endpoint, body: Mapping[str, Any], more: Collection
             _texts("input", body.get("input"))
             if body.get("encoding_format") not in (None, "float", "base64"):
                 raise _fault("encoding_format", "must be float or base64")
-    for name in ("max_tokens", "max_completion_tokens"):
+        case requests.Endpoint.RESPONSES:
+            _responses(body)
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         _whole(name, body.get(name), least=1)
     _whole("n", body.get("n"), least=1, most=MAX_CHOICES)
     _whole("seed", body.get("seed"))
@@ -114,11 +122,11 @@ def kind(value: Any) -> str:
     return "null" if value is None else _KINDS.get(type(value), type(value).__name__)
 
 
-def _messages(messages: Any) -> None:
+def _messages(messages: Any, item: str = "") -> None:
     if not isinstance(messages, list) or not messages:
         raise _fault("messages", "must be a list with at least one message")
     for index, message in enumerate(messages):
-        where = f"messages[{index}]"
+        where = item or f"messages[{index}]"
         if not isinstance(message, dict):
             raise _fault(where, f"must be an object with role and content, not a {kind(message)}")
         if not isinstance(message.get("role"), str) or not message["role"]:
@@ -132,6 +140,29 @@ def _messages(messages: Any) -> None:
         for part_index, part in enumerate(content if isinstance(content, list) else ()):
             if not isinstance(part, dict) or not isinstance(part.get("type"), str):
                 raise _fault(f"{where}.content[{part_index}]", "must be an object with a type")
+
+
+def _responses(body: Mapping[str, Any]) -> None:
+    """Judge what `/v1/responses` has alone: nothing is kept here between two requests."""
+    for name, instead in _STORED.items():
+        if body.get(name) not in (None, False):
+            raise _fault(name, f"is not offered, as no answer is stored here: {instead}")
+    if not isinstance(body.get("instructions"), str | None):
+        raise _fault("instructions", f"must be a string, not a {kind(body['instructions'])}")
+    given = body.get("input")
+    if isinstance(given, str) and given:
+        return
+    if not isinstance(given, list) or not given:
+        raise _fault("input", "must be text or a list of items, and not empty")
+    for index, item in enumerate(given):
+        where = f"input[{index}]"
+        if not isinstance(item, dict):
+            raise _fault(where, f"must be an object, not a {kind(item)}")
+        what = item.get("type")
+        if what == "item_reference":
+            raise _fault(where, "no item is stored here: send the item itself")
+        if what in (None, "message"):
+            _messages([item], where)
 
 
 def _texts(name: str, value: Any) -> None:

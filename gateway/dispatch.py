@@ -17,6 +17,7 @@ from gateway import emitted, metrics, recording, replica, resolve, settings, wai
 from scheduler.contracts import errors, frames, requests, resume, tracing, usage
 
 _DONE = b"data: [DONE]"
+_COMPLETED = (b"event: response.completed\n", b"event: response.incomplete\n")
 _TAIL = -len(_DONE) - 4  # with the blank line behind it
 _GAP_EACH = 8  # intervals between tokens that are observed: each costs a few per cent of a frame
 _PROMPT = frames.Kind.PROMPT
@@ -137,7 +138,7 @@ class _Forwarding:
             held, self.held = self.held, None
             self._sent.add(held)
             going = self._outlet.data(held)
-        if payload.find(_DONE, _TAIL) >= 0:
+        if payload.find(_DONE, _TAIL) >= 0 or payload.startswith(_COMPLETED):
             self.held = frame
             return going
         self._sent.add(frame)

@@ -293,7 +293,9 @@ class Stream:
     def fail(self, error: errors.ForebayError) -> None:
         """End an answer with an error."""
         if self.begun:
-            self._exchange.end(self._exchange.chunk(sse.error_event(error)))
+            self._exchange.end(
+                self._exchange.chunk(sse.error_event(error, self._exchange.endpoint))
+            )
         else:
             self._exchange.refuse(error, self._request_id)
 

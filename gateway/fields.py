@@ -45,6 +45,17 @@ KNOWN: Mapping[requests.Endpoint, frozenset[str]] = {
         "dimensions", "encoding_format", "input",
         "add_special_tokens", "normalize", "truncate_prompt_tokens", "truncation_side",
     },
+    # Nothing is stored here. `store` has no effect all the same: it is true for whoever says nothing.
+    requests.Endpoint.RESPONSES: _ANY | _WISHES | {
+        "background", "context_management", "conversation", "include", "input", "instructions",
+        "max_output_tokens", "max_tool_calls", "parallel_tool_calls", "previous_response_id", "prompt",
+        "prompt_cache_key", "prompt_cache_retention", "reasoning", "store", "stream", "stream_options",
+        "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation",
+        "chat_template_kwargs", "enable_response_messages", "frequency_penalty", "ignore_eos",
+        "include_reasoning", "include_stop_str_in_output", "logit_bias", "media_io_kwargs", "min_p",
+        "mm_processor_kwargs", "presence_penalty", "repetition_penalty", "seed", "skip_special_tokens",
+        "stop", "stop_token_ids", "structured_outputs", "top_k", "vllm_xargs",
+    },
 }  # fmt: skip
 # Engines understand these too, and they would reach around Forebay: into another request, another
 # replica's memory, the order of the queue, or the server's own template code.

@@ -22,10 +22,11 @@ from scheduler.core import prefixes
 # Fields that change what the engine's template makes of the messages, and so every block's tokens.
 _BEFORE = (
     "tools", "functions", "tool_choice", "documents", "chat_template", "chat_template_kwargs",
-    "mm_processor_kwargs", "add_special_tokens", "reasoning_effort",
+    "mm_processor_kwargs", "add_special_tokens", "reasoning_effort", "reasoning",
 )  # fmt: skip
 _ANY = frozenset(_BEFORE)
 _PLAIN = frozenset({"role", "content"})
+_TEXTS = frozenset({"text", "input_text", "output_text"})
 
 
 def of(
@@ -68,7 +69,7 @@ def _text(body: Mapping[str, Any]) -> bytes:
             prompt = prompt[0]  # of several prompts the first: they run on one replica
         return _bytes(prompt)
     parts: list[bytes] = []
-    for message in body.get("messages") or ():
+    for message in body.get("messages") or _items(body):
         if not isinstance(message, Mapping):
             continue
         content = message.get("content")
@@ -81,6 +82,18 @@ def _text(body: Mapping[str, Any]) -> bytes:
             rest = {key: value for key, value in message.items() if key not in _PLAIN}
             parts.append(_packed(rest))
     return b"".join(parts)
+
+
+def _items(body: Mapping[str, Any]) -> list[Any]:
+    """Return the messages that a template makes of `/v1/responses`: a chat's, so that they share a prefix."""
+    given, found = body.get("input"), list[Any]()
+    if body.get("instructions"):
+        found.append({"role": "system", "content": body["instructions"]})
+    if isinstance(given, str):
+        found.append({"role": "user", "content": given})
+    elif isinstance(given, list):
+        found += given
+    return found
 
 
 def _bytes(value: Any) -> bytes:
@@ -96,7 +109,7 @@ def _bytes(value: Any) -> bytes:
 
 def _part(part: Any) -> bytes:
     """Return one part of a message's content; a picture counts by all of its bytes."""
-    if isinstance(part, Mapping) and part.get("type") == "text":
+    if isinstance(part, Mapping) and part.get("type") in _TEXTS:
         text = part.get("text")
         if isinstance(text, str):
             return text.encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""The OpenAI interface: models, chat, completions, embeddings."""
+"""The OpenAI interface: models, chat, completions, embeddings, responses."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -22,6 +22,7 @@ _SUMMARIES = {
     requests.Endpoint.CHAT: "Answer a chat, streamed or whole.",
     requests.Endpoint.COMPLETIONS: "Continue a prompt (text or token ids), streamed or whole.",
     requests.Endpoint.EMBEDDINGS: "Embed texts or token ids.",
+    requests.Endpoint.RESPONSES: "Answer items, streamed or whole, where the engine can; nothing is stored.",
 }
 
 
@@ -59,6 +60,17 @@ def router(gateway: assembly.Gateway) -> fastapi.APIRouter:
                 }
             },
         )
+
+    @made.api_route(
+        requests.Endpoint.RESPONSES.value + "/{rest:path}",
+        methods=["GET", "POST", "DELETE"],
+        include_in_schema=False,
+    )
+    async def stored_response(rest: str) -> None:
+        raise errors.NotFound(
+            f"response {resolve.short(rest)} is not here: no response is stored, send its input again"
+        )
+
     return made
 
 

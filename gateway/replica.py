@@ -108,7 +108,7 @@ class Client:
             raise Lost(f"not reachable: {hop_reader.words(error)}", computed=False) from error
         answer = Answer(connection, connection.send(request, call.silence_s))
         try:
-            self._check(replica, await answer.head())
+            self._check(replica, await answer.head(), call.path)
         except BaseException:
             answer.leave()
             raise
@@ -141,7 +141,7 @@ class Client:
             self._secrets[key] = found
         return found
 
-    def _check(self, replica: fleet.Replica, said: hop_reader.Reader) -> None:
+    def _check(self, replica: fleet.Replica, said: hop_reader.Reader, path: str) -> None:
         """Raise unless the answer consists of frames."""
         if said.framed:
             return
@@ -158,7 +158,9 @@ class Client:
         if status >= 500 or status < 400:
             # It answers, so it lives: what made it fail may be this request, and others go on there.
             raise Lost(f"answered {status}", computed=False, kind=errors.EngineFailed)
-        raise engine_error(status, said.text)
+        raise engine_error(
+            status, said.text, f"model {replica.spec.model}: its engine has no {path}"
+        )
 
 
 class Opening:
@@ -231,14 +233,22 @@ class Answer:
         self._connection.leave()
 
 
-def engine_error(status: int, raw: bytes) -> errors.ForebayError:
-    """Turn an engine's own refusal into the error that the caller sees."""
+def engine_error(status: int, raw: bytes, missing: str = "") -> errors.ForebayError:
+    """Turn an engine's own refusal into the error that the caller sees.
+
+    Args:
+        status: its HTTP status.
+        raw: its body.
+        missing: what a 404 means that says no more than that: the engine knows no such path.
+    """
     message: Any = None
     param: Any = None
     with contextlib.suppress(ValueError, AttributeError):
         parsed = json.loads(raw)
         fields = parsed.get("error") if isinstance(parsed.get("error"), Mapping) else parsed
         message, param = fields.get("message"), fields.get("param")
+    if status == 404 and (not message or str(message).lower() == "not found"):
+        message = f"{missing or 'not found'}: use another endpoint or another model"
     text = " ".join(str(message or f"the engine refused the request ({status})").split())
     text = text[:_MESSAGE_CHARS]
     name = str(param)[:100] if param else None

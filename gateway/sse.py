@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway import error_map
-from scheduler.contracts import errors
+from scheduler.contracts import errors, requests
 
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -15,9 +15,16 @@ HEADERS = {
 }
 
 
-def error_event(error: errors.ForebayError) -> bytes:
-    """Return the event that ends a broken stream; no ``[DONE]`` follows it."""
-    return b"data: " + error_map.body(error) + b"\n\n"
+def error_event(error: errors.ForebayError, endpoint: requests.Endpoint) -> bytes:
+    """Return the event that ends a broken stream; no ``[DONE]`` follows it.
+
+    Events of `/v1/responses` have a name and a type; OpenAI's client raises the ``error`` beside them.
+    """
+    if endpoint is not requests.Endpoint.RESPONSES:
+        return b"data: " + error_map.body(error) + b"\n\n"
+    said = error.openai()
+    told = {"type": "error", **{k: v for k, v in said["error"].items() if k != "type"}, **said}
+    return b"event: error\ndata: " + json.dumps(told).encode() + b"\n\n"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -97,7 +97,9 @@ class Proxy:
         headers = dict(scope["headers"])
         key = headers.get(b"x-request-id", b"").decode("latin-1")
         tap = self._taps.find(key)
-        prepared = upstream.prepare(await answers.read_body(receive), self._options.model)
+        prepared = upstream.prepare(
+            await answers.read_body(receive), self._options.model, scope["path"]
+        )
         url = self._options.base_url + scope["path"]
         sent = {"content-type": "application/json", "x-request-id": key}
         try:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from engines.replica import engine, sse
+from engines.replica import engine, responses_api, sse
 from scheduler.contracts import fleet
 
 
@@ -70,8 +70,11 @@ class Forwarded:
     strip_usage: bool = False
 
 
-def prepare(raw: bytes, model: str) -> Forwarded:
-    """Return the body to send: the server's own model name, and usage asked for in a stream."""
+def prepare(raw: bytes, model: str, path: str = "") -> Forwarded:
+    """Return the body to send: the server's own model name, and usage asked for in a stream.
+
+    A stream of `/v1/responses` ends with its usage in any case.
+    """
     try:
         value = json.loads(raw)
     except ValueError:
@@ -85,6 +88,7 @@ def prepare(raw: bytes, model: str) -> Forwarded:
     asked = isinstance(options, dict) and options.get("include_usage") is True
     if (
         value.get("stream") is True
+        and path != responses_api.PATH
         and not asked
         and not (options and not isinstance(options, dict))
     ):
@@ -115,7 +119,7 @@ class Watch:
         return b"".join(event for event in self._splitter.feed(chunk) if self._pass(event))
 
     def _pass(self, event: bytes) -> bool:
-        if self._tap is not None and b'"choices"' in event:
+        if self._tap is not None and (b'"choices"' in event or b'_text.delta"' in event):
             self._count(event)
         if b'"usage"' not in event:
             return True
@@ -123,6 +127,8 @@ class Watch:
             value = json.loads(sse.data(event))
         except ValueError:
             return True
+        if isinstance(value, dict) and isinstance(value.get("response"), dict):
+            value = value["response"]
         if not isinstance(value, dict) or not isinstance(value.get("usage"), dict):
             return True
         self.usage(value["usage"])
@@ -137,16 +143,20 @@ class Watch:
         """Note the server's own count."""
         if self._tap is None:
             return
-        details = used.get("prompt_tokens_details")
+        prompt, output, details = (used.get(name) for name in _CHAT)
+        if prompt is None:
+            prompt, output, details = (used.get(name) for name in _RESPONSE)
         cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-        self._tap.prompt_tokens = _count(used.get("prompt_tokens"))
+        self._tap.prompt_tokens = _count(prompt)
         self._tap.cached_tokens = min(_count(cached), self._tap.prompt_tokens)
-        output = _count(used.get("completion_tokens"))
-        self._tap.sampled(max(0, output - self._tap.output_tokens))
-        self._tap.output_tokens = output
+        sampled = _count(output)
+        self._tap.sampled(max(0, sampled - self._tap.output_tokens))
+        self._tap.output_tokens = sampled
 
 
-_HAS_TEXT = re.compile(rb'"(content|text|arguments|reasoning|reasoning_content)"\s*:\s*"[^"]')
+_CHAT = ("prompt_tokens", "completion_tokens", "prompt_tokens_details")
+_RESPONSE = ("input_tokens", "output_tokens", "input_tokens_details")
+_HAS_TEXT = re.compile(rb'"(content|text|arguments|reasoning|reasoning_content|delta)"\s*:\s*"[^"]')
 
 
 def _count(value: Any) -> int:

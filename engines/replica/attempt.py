@@ -167,6 +167,7 @@ class Attempts:
             framed=call.wants_frames,
             request=call.asked.body,
             streams=lambda: len(self._gate.table),
+            path=call.scope["path"],
         )
         ended = Ended(usage.Outcome.ERROR, reason="the server stopped")
         self._tempo.opened(tap)

@@ -1,7 +1,7 @@
 """The engine app's response on its way out: as frames for a gateway, or plain for an admin's curl.
 
 Whatever the engine does, the reader must be able to tell a whole answer from a cut one: an error event,
-an abort that nobody asked for, an exception or a stream without its ``[DONE]`` becomes an ERROR frame,
+an abort that nobody asked for, an exception or a stream without its last event becomes an ERROR frame,
 never a quiet end. Answers other than 2xx pass as they are: the engine computed nothing.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette import types
 
-from engines.replica import answers, engine, gather, seam, sse, strict
+from engines.replica import answers, engine, gather, responses_api, seam, sse, strict, used
 from scheduler.contracts import errors, frames
 
 FRAMES_HEADERS = [
@@ -26,8 +26,8 @@ class Response:
     """Takes the ASGI messages of the engine's app and sends what the reader asked for.
 
     The last bytes are kept back until `close`, so that a usage row can be written before them. For a
-    stream these are the event that ends its only choice and what follows, with ``[DONE]`` in a DATA frame
-    of its own; else the whole JSON body.
+    stream these are the event that ends its only choice and what follows, with ``[DONE]`` (or the finished
+    response of `/v1/responses`) in a DATA frame of its own; else the whole JSON body.
 
     Args:
         send: the server's send.
@@ -35,6 +35,7 @@ class Response:
         framed: frames, or plain.
         request: the request's body; only one that asks for log probabilities can hold impossible ones.
         streams: says how many streams run here now, by which tokens are gathered in frames.
+        path: what was asked.
     """
 
     def __init__(
@@ -45,7 +46,10 @@ class Response:
         framed: bool,
         request: bytes = b"",
         streams: Callable[[], int] = lambda: 1,
+        path: str = "",
     ) -> None:
+        self._responses = path == responses_api.PATH
+        self._read = responses_api.read if self._responses else sse.read
         self._send = send
         self._tap = tap
         self._request = request
@@ -61,6 +65,7 @@ class Response:
         self._seam = seam.Seam(tap.begun) if tap.begun is not None else None
         self._ready: list[bytes] = []  # events that wait for the next ones
         self._first = False  # the first token has gone out
+        self._opening = False  # only events that stand before the first token wait
         self._late: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None
         self._order = asyncio.Lock()
@@ -135,18 +140,20 @@ class Response:
     async def _events(self, chunk: bytes) -> None:
         try:
             for event in self._splitter.feed(chunk):
-                reading = sse.read(event)
+                reading = self._read(event)
                 self._error = self._fault(reading)
                 if self._error is not None:
                     break
                 self._finished.update(reading.finished)
                 if reading.done:
-                    self._done_event = event
-                else:
+                    self._done_event = self._last(event)
+                elif not reading.skip:
+                    self._opening = reading.opening
                     self._keep(event)
         except ValueError as error:
             self._error = self._lost(str(error))
-        if not self._ready or self._tail:
+        # An opening goes out with the first token: until then another replica may begin anew.
+        if not self._ready or self._tail or self._opening:
             return
         # An engine that tells no ids may have sent a token with any event.
         token = self._tap.pending or not self._tap.prompt_token_ids
@@ -159,14 +166,27 @@ class Response:
 
     def _keep(self, event: bytes) -> None:
         """Put an event where it goes out from: at once or nearly so, or with the last bytes."""
-        if self._logprobs:
-            event = strict.event(event)
+        event = self._true(event)
         if self._seam is not None:
             event = self._seam.event(event)
         # Whoever has the end of a choice can't be resumed, and would miss usage and [DONE].
         held = self._framed and (self._tail or (self._finished and self._tap.single))
         if event:
             (self._tail if held else self._ready).append(event)
+
+    def _last(self, event: bytes) -> bytes:
+        return responses_api.last(self._true(event)) if self._responses else event
+
+    def _true(self, event: bytes) -> bytes:
+        """Return an event in strict JSON, with the cached tokens where it counts any."""
+        if self._logprobs:
+            event = strict.event(event)
+        return used.event(event, self._cached) if used.COUNTS.search(event) else event
+
+    @property
+    def _cached(self) -> int:
+        begun = self._tap.begun
+        return self._tap.cached_tokens if begun is None else begun.cached_tokens
 
     def _flush_soon(self) -> None:
         self._late = None
@@ -233,17 +253,21 @@ class Response:
             return self._engine_error(sse.EngineError(self.status, words))
         if not self._complete:
             return self._lost("the answer was not finished")
+        if "abort" in self._tap.finish_reasons.values():  # not every formatter says so
+            return self._lost("the engine aborted the sequence")
         if self._streaming:
             return None if self._done_event else self._lost("the stream ended before its end")
         value = _parsed(self._body)
         if value is None:
             return self._lost("the answer is not JSON")
-        reading = sse.read_json(value)
+        reading = responses_api.read_json(value) if self._responses else sse.read_json(value)
         self._finished.update(reading.finished)
         fault = self._fault(reading)
         if fault is None:
             try:
-                self._body[:] = strict.whole(bytes(self._body), value, self._request)
+                filled = used.fill(value, self._cached)
+                raw = bytes(self._body)
+                self._body[:] = strict.whole(raw, value, self._request, changed=filled)
             except strict.Unusable as error:
                 return self.counted(errors.BadRequest.code, str(error), errors.BadRequest.status)
         return fault
@@ -279,7 +303,7 @@ class Response:
 
     def _waiting(self) -> bytes:
         """Return the frames of the events that wait for the next ones."""
-        events = b"".join(self._ready)
+        events = b"" if self._opening else b"".join(self._ready)
         self._ready.clear()
         return b"".join(self._frames(events)) if events and self._framed else events
 

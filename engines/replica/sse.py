@@ -66,14 +66,18 @@ class Reading:
     """What an event says beyond its bytes.
 
     Attributes:
-        done: it is the ``[DONE]`` event.
+        done: it is the stream's last event: ``[DONE]``, or the finished response.
         finished: (choice, reason) for each choice that it ends.
         error: the engine's error, if it is one.
+        opening: it stands before all text, and says that there will be some.
+        skip: it is not for the client.
     """
 
     done: bool = False
     finished: tuple[tuple[int, str], ...] = ()
     error: EngineError | None = None
+    opening: bool = False
+    skip: bool = False
 
 
 PLAIN = Reading()

@@ -26,27 +26,28 @@ class Unusable(ValueError):
 def event(raw: bytes) -> bytes:
     """Return a server-sent event with null for impossible log probabilities."""
     head, mark, payload = raw.partition(b"data:")
-    if not _SUSPICIOUS.search(payload) or head:
+    if not _SUSPICIOUS.search(payload):
         return raw
     try:
         value = json.loads(payload)
     except ValueError:
         return raw
-    return mark + b" " + _dump(_tidy(value)) + b"\n\n"
+    return head + mark + b" " + _dump(_tidy(value)) + b"\n\n"
 
 
-def whole(raw: bytes, value: Any, request: bytes) -> bytes:
+def whole(raw: bytes, value: Any, request: bytes, *, changed: bool = False) -> bytes:
     """Return a whole answer in strict JSON.
 
     Args:
         raw: its bytes.
         value: what they say.
         request: the request's body.
+        changed: they say less than ``value`` by now.
 
     Raises:
         Unusable: it is an embedding's, and none of its vectors is finite.
     """
-    changed = _vectors(value, request)
+    changed = _vectors(value, request) or changed
     if _SUSPICIOUS.search(raw):
         value, changed = _tidy(value), True
     return _dump(value) if changed else raw

@@ -5,6 +5,7 @@ look (`prompt_token_ids`, `outputs[].token_ids`, …), ASGI messages as bytes.
 """
 
 import collections
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,10 +14,12 @@ from starlette import types
 
 from engines.replica import engine
 from engines.vllm import ledger
-from scheduler.contracts import resume
+from scheduler.contracts import requests, resume
 
 _ROLE_CHUNK = b'"role":"'  # in a text this would be escaped
 _INDEX = re.compile(rb'"choices":\[\{"index":(\d+)')
+_RESPONSES = requests.Endpoint.RESPONSES.value
+_RESPONSE = "resp_"
 NewSpeller = Callable[[], ledger.Speller | None]
 """Makes the speller of one more choice of a request."""
 
@@ -101,8 +104,12 @@ class Calls:
     def owner(self, engine_id: str) -> tuple[str, int] | None:
         """Return our request id and the prompt's number for an engine's request id; None if not ours.
 
-        The engine's are ``chatcmpl-<ours>``, and ``cmpl-<ours>-<n>`` or ``embd-<ours>-<n>``.
+        The engine's are ``chatcmpl-<ours>``, ``cmpl-<ours>-<n>`` or ``embd-<ours>-<n>``, and
+        ``resp_<ours>_<n>`` where n counts the turns of one answer.
         """
+        if engine_id.startswith(_RESPONSE):
+            ours = engine_id[len(_RESPONSE) :].rpartition("_")[0]
+            return None if self._taps.find(ours) is None else (ours, 0)
         rest = engine_id.partition("-")[2]
         if self._taps.find(rest) is not None:
             return rest, 0
@@ -165,19 +172,42 @@ class Releasing:
             return
         headers = dict(scope["headers"])
         request_id = headers.get(b"x-request-id", b"").decode("latin-1")
+        responses = scope["path"] == _RESPONSES
+        if responses:
+            receive = _named(receive, _RESPONSE + request_id)
 
         async def releasing(message: types.Message) -> None:
             body = message.get("body", b"")
             # A chat stream begins with a chunk that names the role: no token's text is in it.
             if message["type"] == "http.response.body" and _ROLE_CHUNK not in body:
                 running = self._calls.of(request_id).values()
-                mixed = len(running) > 1 or any(call.several for call in running)
+                mixed = not responses and (
+                    len(running) > 1 or any(call.several for call in running)
+                )
                 said = _choices(body) if mixed and body.startswith(b"data:") else None
                 for call in running:
                     call.release(said)
             await send(message)
 
         await self._inner(scope, receive, releasing)
+
+
+def _named(receive: types.Receive, name: str) -> types.Receive:
+    """Put the response's id into the request's body, the only place where vLLM takes it from."""
+
+    async def named() -> types.Message:
+        message = await receive()
+        if message["type"] != "http.request":
+            return message
+        try:
+            body = json.loads(message["body"])
+        except ValueError:
+            return message  # vLLM refuses it in its own words
+        if not isinstance(body, dict):
+            return message
+        return {**message, "body": json.dumps({**body, "request_id": name}).encode()}
+
+    return named
 
 
 def _choices(event: bytes) -> frozenset[int]:

@@ -27,6 +27,7 @@ class Endpoint(enum.StrEnum):
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
     EMBEDDINGS = "/v1/embeddings"
+    RESPONSES = "/v1/responses"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -124,6 +124,8 @@ def why_not(body: Mapping[str, Any]) -> str:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) > 1 and type(prompt[0]) is not int:
         return "it has several prompts"
+    if "input" in body:  # its events number and repeat what came before
+        return "it is no chat and no completion"
     if body.get("seed") is not None and body.get("temperature") != 0:
         return "its sampling is seeded"
     for name, value in body.items():

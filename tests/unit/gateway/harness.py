@@ -85,7 +85,9 @@ class Out:
         await self._writer.drain()
 
     async def json(self, status: int, value: Any) -> None:
-        body = json.dumps(value).encode()
+        await self.plain(status, json.dumps(value).encode())
+
+    async def plain(self, status: int, body: bytes) -> None:
         head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n"
         self._writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
         await self._writer.drain()
@@ -239,6 +241,10 @@ class Served:
         }
         assert opened <= set(keys)
         return close
+
+    def closed_yet(self) -> bool:
+        """Whether there is a CLOSE row."""
+        return any(getattr(row, "kind", "") == usage.RowKind.CLOSE for row in self.sink.rows)
 
     async def rows(self, count: int) -> list[usage.UsageRow]:
         """Wait until ``count`` CLOSE rows are there."""
