@@ -91,8 +91,8 @@ class _Forwarding:
     """
 
     __slots__ = (
-        "_count", "_first", "_gap", "_grant", "_job", "_last", "_now", "_outlet", "_record", "_sent",
-        "held",
+        "_count", "_first", "_gap", "_grant", "_job", "_last", "_named", "_now", "_outlet", "_record",
+        "_sent", "held",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +111,7 @@ class _Forwarding:
         self._record = record
         self._grant = grant
         self._first = first
+        self._named = job.request.endpoint is requests.Endpoint.RESPONSES  # its events have names
         self._outlet = job.outlet
         self._sent = job.sent
         self.held: frames.Frame | None = None
@@ -138,7 +139,7 @@ class _Forwarding:
             held, self.held = self.held, None
             self._sent.add(held)
             going = self._outlet.data(held)
-        if payload.find(_DONE, _TAIL) >= 0 or payload.startswith(_COMPLETED):
+        if payload.find(_DONE, _TAIL) >= 0 or (self._named and payload.startswith(_COMPLETED)):
             self.held = frame
             return going
         self._sent.add(frame)

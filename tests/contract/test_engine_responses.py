@@ -15,6 +15,7 @@ import pytest
 
 from scheduler.contracts import frames
 from tests.contract import engine_vllm
+from tests.unit.gateway import harness
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -68,6 +69,35 @@ def test_openais_client_reads_it_whole_and_streamed(replica: engine_vllm.Replica
     assert parts[0].response.id == parts[-1].response.id != whole.id
     said = "".join(part.delta for part in parts if part.type == "response.output_text.delta")
     assert said == whole.output_text == parts[-1].response.output_text != ""
+
+
+async def test_through_a_gateway(
+    replica: engine_vllm.Replica, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    secret = tmp_path_factory.mktemp("gateway") / "secret"
+    secret.write_text(engine_vllm.SECRET)
+    behind = harness.make_replica("r1", address=replica.address, secret_file=str(secret))
+    async with (
+        harness.gateway(harness.make_view([behind])) as served,
+        openai.DefaultAsyncHttpxClient(trust_env=False, timeout=60) as http,
+        openai.AsyncOpenAI(
+            base_url=f"{served.http}/v1", api_key="ann", http_client=http, max_retries=0
+        ) as api,
+    ):
+        whole = await api.responses.create(max_output_tokens=12, store=True, **ASK)
+        stream: Any = await api.responses.create(max_output_tokens=12, stream=True, **ASK)
+        parts = [part async for part in stream]
+        first, second = served.closed()
+
+    said = "".join(part.delta for part in parts if part.type == "response.output_text.delta")
+    assert said == whole.output_text != ""
+    last = parts[-1].response
+    assert last.usage is not None
+    assert (whole.id, last.id) == tuple(f"resp_{r.identity.request_id}" for r in (first, second))
+    assert (second.outcome, second.output_tokens) == ("ok", last.usage.output_tokens)
+    assert second.cached_prompt_tokens == last.usage.input_tokens_details.cached_tokens
+    prompt = second.uncached_prompt_tokens + second.cached_prompt_tokens
+    assert prompt == last.usage.input_tokens
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -130,6 +160,7 @@ def test_cached_tokens_are_told_from_the_first_request_on(
     what: dict[str, Any] = {"input": text} if path == PATH else {"prompt": text}
     if path == "/v1/chat/completions":
         what = {"messages": [{"role": "user", "content": text}]}
+    what["max_output_tokens" if path == PATH else "max_tokens"] = 3
     if stream:
         what["stream"] = True
         if path != PATH:

@@ -79,6 +79,8 @@ def test_defaults_fill_what_a_line_leaves_out() -> None:
     line = one(variant(url=..., method=..., body={"input": "x"}), rules)
     assert isinstance(line, lines.Line)
     assert (line.endpoint, line.model, line.body["input"]) == ("/v1/embeddings", "chat", "x")
+    answer = one(variant(url="/v1/responses", body={"model": "chat", "input": "x"}))
+    assert isinstance(answer, lines.Line)
     own = one(variant(body={"model": "other"}), rules)
     assert isinstance(own, lines.Line)
     assert own.model == "other"

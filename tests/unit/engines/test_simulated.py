@@ -198,6 +198,16 @@ def chunks(raw: bytes) -> list[Any]:
     return [json.loads(line) for line in lines[:-1]]
 
 
+async def test_an_endpoint_that_it_has_not_computes_nothing(sink: usage.MemorySink) -> None:
+    engine = simulated()
+    async with engine.running():
+        call = await ask(engine, "/v1/responses", {"model": "m", "input": "hello"}, sink)
+    assert call.status == 404
+    (row,) = sink.rows
+    assert isinstance(row, usage.UsageRow)
+    assert (row.outcome, row.output_tokens) == ("refused", 0)
+
+
 async def test_an_answer_resumed_from_its_ids_goes_on_as_it_would_have(
     sink: usage.MemorySink,
 ) -> None:
