@@ -13,7 +13,7 @@ import pytest
 from starlette import responses
 
 from scheduler.contracts import clock, command_line, errors, fleet, ids, ports, requests
-from scheduler.runtime import admin, commands, config, finfo
+from scheduler.runtime import admin, commands, config, finfo, quota_routes
 from scheduler.runtime.registry import database, store
 
 ADMIN = requests.Caller("ops", "root", "k1", tuple(requests.Tier), admin=True)
@@ -48,6 +48,8 @@ class Site:
     def app(self) -> fastapi.FastAPI:
         app = fastapi.FastAPI()
         app.include_router(admin.router(self.registry, self.source, self.time))
+        known = quota_routes.Site(self.registry, self.time, tuple, frozenset({"forebay"}))
+        app.include_router(quota_routes.router(known))
 
         @app.exception_handler(errors.ForebayError)
         async def told(request: fastapi.Request, error: errors.ForebayError) -> Any:
