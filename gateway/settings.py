@@ -108,10 +108,10 @@ class GatewaySettings:
         8, "Every how many turns one is standard's, once it has aged; 8 leaves 7 of 8.", least=2
     )
     team_holdback: float = setting(
-        0.125,
-        "A team that has more than its equal part in flight while others come too leaves the room of this "
-        "part of a model's replicas to them (rounded down): a request of theirs then need not wait until "
-        "a prompt of its has been computed.",
+        0.25,
+        "A team that has more than its equal part in flight while others come too leaves this part of a "
+        "model's replicas (rounded down) free of its prompts: a request of theirs then need not wait until "
+        "one of its has been computed.",
         least=0,
         most=0.9,
     )

@@ -1,14 +1,16 @@
 """An event loop whose time stands still while anything can run, and jumps to the next timer when nothing can.
 
 Servers, clients and engines of one process then live through minutes in seconds, and what they measure
-of each other depends on their decisions and not on how busy the machine is. Loopback sockets work: the
-kernel hands bytes over within the writing call. Threads do not belong in here: their work takes real
-time, while which the loop's time would run away.
+of each other depends on their decisions and not on how busy the machine is. Loopback addresses are served
+by Unix sockets: the kernel hands their bytes over within the writing call, while TCP's may still be on
+their way when nothing seems to be left to do. Threads do not belong in here, for the same reason.
 """
 
 import asyncio
 import selectors
+import tempfile
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -45,11 +47,36 @@ class Loop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._virtual = _Selector()
+        self._folder = tempfile.TemporaryDirectory(prefix="virtual-")
         super().__init__(self._virtual)
 
     def time(self) -> float:
         """Return virtual seconds."""
         return self._virtual.now
+
+    def close(self) -> None:
+        """Close the loop, and remove its sockets."""
+        super().close()
+        self._folder.cleanup()
+
+    async def create_server(  # type: ignore[override]  # of its many forms the one that servers use here
+        self, factory: Any, *args: Any, **more: Any
+    ) -> Any:
+        """Serve a bound loopback socket's port at a Unix socket of that name."""
+        port = more["sock"].getsockname()[1]
+        return await self.create_unix_server(factory, self._path(port), backlog=2048)
+
+    async def create_connection(  # type: ignore[override]  # the same of clients
+        self, factory: Any, host: Any = None, port: Any = None, **more: Any
+    ) -> Any:
+        """Connect to the Unix socket that stands for a port of loopback."""
+        try:
+            return await self.create_unix_connection(factory, self._path(port))
+        except FileNotFoundError as error:
+            raise ConnectionRefusedError(f"nothing listens on port {port}") from error
+
+    def _path(self, port: int) -> str:
+        return str(Path(self._folder.name) / str(port))
 
 
 class Clock:

@@ -48,7 +48,7 @@ class Ask:
         prompt_tokens: the prompt, estimated; 0 if not known.
         output_tokens: what its sequences will sample together, estimated; 0 if not known.
         long: whether it belongs in the long-context pool.
-        left: part of the replicas whose room it leaves to others, rounded down.
+        left: part of the replicas that it leaves free of its prompts for others, rounded down.
         prefix: the prompt's fingerprints.
         hint: the caller's key for requests that share a prefix, or None.
     """
@@ -163,9 +163,12 @@ def choose(ask: Ask, at: Situation, policy: Policy = DEFAULT) -> Choice | None:
     group = at.fleet.group(ask.model, ask.version, ask.adapter, batch=batch)
     if group is None:
         return None
-    left = int(ask.left * len(group.members))
-    if left and len(_able(ask, group.members, group, at)) <= left:
-        return None
+    if left := int(ask.left * len(group.members)):
+        # Those that compute no prompt now are what others need: nobody waits for a step of theirs.
+        able = _able(ask, group.members, group, at)
+        free = {member.replica_id for member in able if not member.load.prefill}
+        if len(free) <= left:
+            at = dataclasses.replace(at, full=at.full | free)
     if group.stale(at.now):
         able = _able(ask, group.members, group, at)
         return Choice(able[at.turn % len(able)].replica, STALE) if able else None

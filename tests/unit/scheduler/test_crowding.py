@@ -42,6 +42,10 @@ def test_what_is_left_to_others_is_a_part_of_the_replicas_rounded_down() -> None
     for name in ("r0", "r1"):
         loads.open("chat", ids.ReplicaId(name), requests.Tier.INTERACTIVE, prefill=9_999)
     assert chosen(crowd, known) in {"r2", "r3"}
+    busy = loads.open("chat", ids.ReplicaId("r2"), requests.Tier.INTERACTIVE, prefill=100)
+    assert chosen(crowd, known) == "r2"  # behind its own prompt, and not on the last free one
+    assert chosen(ASK, known) == "r3"
+    busy.close()
     loads.open("chat", ids.ReplicaId("r2"), requests.Tier.INTERACTIVE, prefill=9_999)
     assert chosen(crowd, known) is None
     assert chosen(ASK, known) == "r3"
