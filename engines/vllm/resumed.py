@@ -59,6 +59,8 @@ def as_one(output: Any, begun: resume.Resume, *, first: bool) -> None:
     """Make an output look as if the answer had begun here; the first one brings the tokens so far."""
     output.prompt_token_ids = list(begun.prompt_token_ids)
     output.num_cached_tokens = begun.cached_tokens
+    # What is put into the cache here is the recomputation's, and the first replica's count is not known.
+    output.num_cache_creation_tokens = None
     if first:
         for part in output.outputs:
             part.token_ids = [*begun.token_ids, *part.token_ids]
