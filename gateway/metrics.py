@@ -10,6 +10,8 @@ from prometheus_client import multiprocess
 
 from scheduler.contracts import fleet
 
+OK = "ok"
+DISPATCHED = "dispatched"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.25, 1)
 
@@ -27,6 +29,8 @@ class Served:
         output_tokens: tokens of answers that ended.
         waste_tokens: tokens that the platform computed again, or for nobody.
         resumed: answers that went on at another replica after theirs was lost.
+        dispatched: `Metrics.queue_wait` of the waits that ended so.
+        whole: `Metrics.ended` of the requests that ended ok.
     """
 
     ttft: prometheus_client.Histogram
@@ -36,6 +40,8 @@ class Served:
     output_tokens: prometheus_client.Counter
     waste_tokens: prometheus_client.Counter
     resumed: prometheus_client.Counter
+    dispatched: prometheus_client.Histogram
+    whole: prometheus_client.Counter
 
 
 class Metrics:
@@ -117,6 +123,8 @@ class Metrics:
                 output_tokens=self._output.labels(model, tier),
                 waste_tokens=self._waste.labels(model, tier),
                 resumed=self._resumed.labels(model, tier),
+                dispatched=self.queue_wait.labels(model, tier, DISPATCHED),
+                whole=self.ended.labels(model, tier, OK),
             )
         return found
 

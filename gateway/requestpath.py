@@ -92,7 +92,7 @@ class RequestPath:
         Raises:
             errors.ForebayError: why there is no (whole) answer.
         """
-        result = "ok"
+        result = metrics.OK
         span = None
         if self._tracer is not None:
             span = self._tracer.begin("request", request.traceparent, _traits(request))
@@ -106,7 +106,10 @@ class RequestPath:
             result = usage.Outcome.CLIENT_GONE.value
             raise
         finally:
-            self._metrics.ended.labels(request.model, request.tier.value, result).inc()
+            if result == metrics.OK:
+                self._metrics.served(request.model, request.tier.value).whole.inc()
+            else:
+                self._metrics.ended.labels(request.model, request.tier.value, result).inc()
             self._told(request, result, span)
 
     def _told(
@@ -114,9 +117,9 @@ class RequestPath:
     ) -> None:
         """End the request's span, and write its line where the site wants one."""
         if span is not None:
-            span.end("" if result == "ok" else result, {"forebay.result": result})
+            span.end("" if result == metrics.OK else result, {"forebay.result": result})
         wanted = self._settings.access_log
-        if wanted == "all" or (wanted == "errors" and result != "ok"):
+        if wanted == "all" or (wanted == "errors" and result != metrics.OK):
             took_ms = max(0, self._clock.wall_us() - request.arrived_us) // 1_000
             extra = {**_traits(request), "forebay.result": result, "forebay.ms": took_ms}
             _log.info("%s: %s after %d ms", request.request_id, result, took_ms, extra=extra)
@@ -264,7 +267,8 @@ class RequestPath:
             outcome = recording.outcome_of(live.why) if live.why else usage.Outcome.CLIENT_GONE
             self._recorder.undispatched(request, number, outcome, "left while it waited")
             raise
-        self._waited(request, waiter, "dispatched")
+        waited_s = self._clock.monotonic() - waiter.arrived
+        self._metrics.served(request.model, request.tier.value).dispatched.observe(waited_s)
         return grant
 
     def _waited(
