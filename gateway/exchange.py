@@ -176,6 +176,7 @@ class Exchange:
                 self._flow.resume_reading()
                 self._more = asyncio.get_running_loop().create_future()
                 await self._more
+        self._flow.resume_reading()  # a body that was whole before it was asked for may have stopped it
         if len(self.body) > limit:
             self.body = bytearray()
             raise _too_large(limit)

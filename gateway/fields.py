@@ -11,6 +11,7 @@ from typing import Any
 
 from scheduler.contracts import errors, requests
 
+_LONGEST = 64
 _WISHES = frozenset(
     {
         "forebay_priority", "forebay_deadline_ms", "forebay_cache_hint", "forebay_version",
@@ -85,11 +86,12 @@ def check(endpoint: requests.Endpoint, body: Mapping[str, Any], more: Collection
     if not unknown:
         return
     name = min(unknown)
-    shown = repr(name if len(name) <= 64 else name[:61] + "...")
+    shown = repr(name if len(name) <= _LONGEST else name[:61] + "...")
     if name in _OURS:
         raise errors.BadRequest(
             f"{shown} can't be set through this service: leave it out", param=name
         )
-    near = difflib.get_close_matches(name, KNOWN[endpoint], 1)
+    # The search's time and memory grow with the name, which is the caller's.
+    near = difflib.get_close_matches(name, KNOWN[endpoint], 1) if len(name) <= _LONGEST else []
     hint = f"did you mean {near[0]!r}?" if near else "leave it out, or ask the site to allow it"
     raise errors.BadRequest(f"{shown} is no field of {endpoint.value}: {hint}", param=name[:64])

@@ -161,11 +161,11 @@ def openai_body(
 def wishes(message: forebay_pb2.GenerateRequest, metadata: Mapping[str, str]) -> resolve.Wishes:
     """Read Forebay's own fields of a request."""
     return resolve.Wishes(
-        priority=message.priority or None,
-        deadline_ms=message.deadline_ms or None,
-        cache_hint=message.cache_hint or None,
-        version=message.version or None,
-        adapter=message.adapter or None,
+        priority=resolve.bounded("priority", message.priority),
+        deadline_ms=resolve.deadline("deadline_ms", message.deadline_ms or None),
+        cache_hint=resolve.bounded("cache_hint", message.cache_hint),
+        version=resolve.bounded("version", message.version),
+        adapter=resolve.bounded("adapter", message.adapter),
         caller_request_id=metadata.get("x-request-id", "")[: resolve.MAX_ID_CHARS] or None,
         traceparent=tracing.parent(metadata.get("traceparent")),
     )

@@ -117,7 +117,9 @@ class Reader:
         stop = at + self._left
         if stop <= len(data):  # to its end, which is a line's
             self._left = 0
-            self._body(data, at, stop - 2, found)
+            self._body(
+                data, at, max(at, stop - 2), found
+            )  # of that line's end one byte may be past
             return stop
         stop = len(data)
         self._body(data, at, min(stop, at + max(0, self._left - 2)), found)

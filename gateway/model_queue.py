@@ -77,7 +77,8 @@ class ModelQueue:
         give way, as long as these come at all; batch leaves each replica's reserved seats.
         """
         kept = 0
-        if now - self.interactive_at < HOLDBACK_S:
+        # One that has waited too long may have a seat that is kept: else it would wait for ever.
+        if now - self.interactive_at < HOLDBACK_S and not self.queue.aged(now):
             kept = int(self._seats * self._holdback)
         if self._free > kept and self._free_batch > 0:
             return NONE

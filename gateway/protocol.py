@@ -25,7 +25,8 @@ SWEEP_S = 0.25
 _HEAD_BYTES = 64 * 1024  # of a request line with its headers; proxies in front allow less
 _HEAD_S = 30.0
 _KEEP_ALIVE_S = 75.0  # longer than the idle time of usual clients and proxies
-_PIPELINED = 16  # requests that may be read ahead of the one that is answered
+_PIPELINED = 16  # requests ahead of the one that is answered from which no more is read
+_MOST_PIPELINED = 256  # what one more read may bring; nobody honest sends more before an answer
 _OFFER = frozenset({b"connection", b"upgrade", b"http2-settings"})
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -133,6 +134,8 @@ class Protocol(httptools_impl.HttpToolsProtocol):
             self.pipeline.appendleft((fresh, self.app))  # type: ignore[arg-type]  # the same
             if len(self.pipeline) >= _PIPELINED:
                 self.flow.pause_reading()
+            if len(self.pipeline) > _MOST_PIPELINED:
+                self.transport.abort()
 
     def on_chunk_header(self) -> None:
         """Count again: behind the last chunk come trailers, which are kept as headers are."""
@@ -156,7 +159,8 @@ class Protocol(httptools_impl.HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if len(self.pipeline) < _PIPELINED:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self._until == math.inf:

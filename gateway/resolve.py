@@ -79,7 +79,7 @@ def wishes(headers: Mapping[str, str], body: Mapping[str, Any]) -> Wishes:
     raw = body.get("forebay_deadline_ms", headers.get("x-forebay-deadline-ms"))
     return Wishes(
         priority=text("priority"),
-        deadline_ms=None if raw is None else _deadline(raw),
+        deadline_ms=deadline("forebay_deadline_ms", raw),
         cache_hint=text("cache_hint") or _hint(body.get("prompt_cache_key")),
         version=text("version"),
         caller_request_id=headers.get("x-request-id", "")[:MAX_ID_CHARS] or None,
@@ -215,13 +215,29 @@ def _tier(name: str | None, caller: requests.Caller) -> requests.Tier:
     return tier
 
 
-def _deadline(raw: Any) -> int:
+def bounded(name: str, value: str) -> str | None:
+    """Return a caller's word, None for an empty one.
+
+    Raises:
+        errors.BadRequest: it is longer than anybody needs.
+    """
+    if len(value) > MAX_ID_CHARS:
+        raise _fault(name, f"must be a string of at most {MAX_ID_CHARS} characters")
+    return value or None
+
+
+def deadline(name: str, raw: Any) -> int | None:
+    """Return a deadline in milliseconds, None for none.
+
+    Raises:
+        errors.BadRequest: it is no whole number, or out of range.
+    """
+    if raw is None:
+        return None
     if isinstance(raw, str) and raw.isascii() and raw.isdigit() and len(raw) < 16:
         raw = int(raw)
     if isinstance(raw, bool) or not isinstance(raw, int) or not 0 < raw <= MAX_DEADLINE_MS:
-        raise _fault(
-            "forebay_deadline_ms", f"must be whole milliseconds between 1 and {MAX_DEADLINE_MS}"
-        )
+        raise _fault(name, f"must be whole milliseconds between 1 and {MAX_DEADLINE_MS}")
     return raw
 
 

@@ -10,7 +10,7 @@ import struct
 import msgspec
 
 from gateway import asks
-from scheduler.contracts import requests
+from scheduler.contracts import errors, requests
 
 VERSION = 1
 LENGTH = struct.Struct(">I")
@@ -132,6 +132,22 @@ Message = FromWorker | FromOwner
 _encoder = msgspec.msgpack.Encoder()
 from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 from_owner: msgspec.msgpack.Decoder[FromOwner] = msgspec.msgpack.Decoder(FromOwner)
+
+
+def check(message: Message) -> None:
+    """Refuse a message that the other side would not take.
+
+    Raises:
+        errors.BadRequest: it is too large, or holds a number beyond 64 bits.
+    """
+    try:
+        size = len(_encoder.encode(message))
+    except (OverflowError, TypeError, ValueError) as error:
+        raise errors.BadRequest(f"the request can't be queued: {error}") from error
+    if size > MOST_BYTES:
+        raise errors.BadRequest(
+            "the request can't be queued: its names or fingerprints are too large"
+        )
 
 
 def encode(message: Message) -> bytes:

@@ -176,6 +176,8 @@ class RemoteRoom:
         """Let a request wait; see `waiting.Room.enter`. Refusals come from `wait`."""
         if self._away():
             raise _away()
+        # What can't be told must not be kept: it would break the link again each time that it is told.
+        messages.check(messages.Enter(asking))
         waiter = RemoteWaiter(asking, self._deps.clock.monotonic())
         self._waiters[asking.request_id] = waiter
         self._ask(waiter)

@@ -226,13 +226,17 @@ class Queue:
                     ticket.shape = wanted
                     band.add(ticket, now)
 
-    def _turn_order(self, now: float) -> tuple[requests.Tier, ...]:
-        aged = self._bands[_AGEING].oldest()
-        if (
-            aged is not None
-            and now - aged.arrived >= self._rules.age_s
+    def aged(self, now: float) -> bool:
+        """Return whether the next turn belongs to tier standard, which has waited too long."""
+        oldest = self._bands[_AGEING].oldest()
+        return (
+            oldest is not None
+            and now - oldest.arrived >= self._rules.age_s
             and self._turns + 1 >= self._rules.age_turns
-        ):
+        )
+
+    def _turn_order(self, now: float) -> tuple[requests.Tier, ...]:
+        if self.aged(now):
             return (_AGEING, *(tier for tier in requests.Tier if tier is not _AGEING))
         return tuple(requests.Tier)
 

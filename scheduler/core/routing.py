@@ -163,7 +163,7 @@ def choose(ask: Ask, at: Situation, policy: Policy = DEFAULT) -> Choice | None:
     group = at.fleet.group(ask.model, ask.version, ask.adapter, batch=batch)
     if group is None:
         return None
-    if left := int(ask.left * len(group.members)):
+    if left := int(ask.left * _fitting(ask, group)):
         # Those that compute no prompt now are what others need: nobody waits for a step of theirs.
         able = _able(ask, group.members, group, at)
         free = {member.replica_id for member in able if not member.load.prefill}
@@ -179,6 +179,16 @@ def choose(ask: Ask, at: Situation, policy: Policy = DEFAULT) -> Choice | None:
             return field.choice(_best(field, scores), reason)
     member = _least(field)
     return None if member is None else field.choice(member, "least work in flight")
+
+
+def _fitting(ask: Ask, group: candidates.Group) -> int:
+    """Return how many members could take the request if they were idle."""
+    members = group.members
+    if ask.long:
+        members = [member for member in members if member.replica_id in group.longs]
+    if ask.context_tokens > group.least_context:
+        return sum(ask.context_tokens <= member.replica.spec.max_context for member in members)
+    return len(members)
 
 
 def _able(

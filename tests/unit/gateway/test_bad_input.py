@@ -53,6 +53,7 @@ FAULTS: list[tuple[str, dict[str, Any], int, str, str | None]] = [
     (CHAT, {"forebay_deadline_ms": 0}, 400, "bad_request", "forebay_deadline_ms"),
     (CHAT, {"forebay_cache_hint": "x" * 999}, 400, "bad_request", "forebay_cache_hint"),
     (CHAT, {"max_token": 5}, 400, "bad_request", "max_token"),
+    (CHAT, {"x" * 100_000: 5}, 400, "bad_request", "x" * 64),
     (CHAT, {"priority": -100}, 400, "bad_request", "priority"),
     (CHAT, {"kv_transfer_params": {}}, 400, "bad_request", "kv_transfer_params"),
     (COMPLETIONS, {"prompt": "a", "messages": []}, 400, "bad_request", "messages"),

@@ -336,3 +336,16 @@ async def test_many_streams_cut_at_random_places_arrive_whole(tmp_path: Path) ->
         where = fake.replica(tmp_path)
         found = await asyncio.gather(*(one(hops, where, seed) for seed in range(100)))
         assert all(got == list(range(50)) for got in found)
+
+
+def test_a_chunk_that_is_cut_inside_its_lines_end_brings_no_byte_of_it_into_the_body() -> None:
+    whole = frames.Frame.of(frames.Kind.DATA, b"data: hello\n\n", (7,)).encode()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n"
+    for at in range(1, len(whole)):  # a frame in two chunks, cut between CR and LF of the first
+        reader, first, rest = hop_reader.Reader(), whole[:at], whole[at:]
+        found = list(
+            reader.feed(head % frames.MEDIA_TYPE.encode() + b"%x\r\n%b\r" % (len(first), first))
+        )
+        found += reader.feed(b"\n%x\r\n%b\r\n0\r\n\r\n" % (len(rest), rest))
+        assert [frame.payload for frame in found] == [b"data: hello\n\n"]
+        assert reader.complete

@@ -294,3 +294,32 @@ async def test_rubbish_is_refused_and_never_hangs() -> None:
             client.send(good)
             assert (await client.answer())[0] == 200
         await served.idle()
+
+
+@pytest.mark.parametrize("size", [60_000, 70_000, 100_000, 1_000_000])
+async def test_leaving_is_noticed_behind_a_body_of_any_size(size: int) -> None:
+    """G2: a body that was whole before it was asked for had stopped the reading for good."""
+    body = json.dumps(
+        harness.chat_body(messages=[{"role": "user", "content": "x" * size}])
+    ).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ann\r\n"
+    async with harness.one_replica(harness.hang) as (served, fake):
+        _, writer = await asyncio.open_connection("127.0.0.1", int(served.http.rsplit(":", 1)[1]))
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        await harness.until(lambda: fake.running == 1)
+        writer.close()
+        await harness.until(lambda: not fake.running)
+
+
+async def test_a_pipeline_of_thousands_is_ended_and_not_kept() -> None:
+    one = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with harness.one_replica(harness.hello) as (served, _):
+        where = ("127.0.0.1", int(served.http.rsplit(":", 1)[1]))
+        reader, writer = await asyncio.open_connection(*where)
+        writer.write(one * 2_000)
+        got = b""
+        with contextlib.suppress(ConnectionError):
+            while part := await asyncio.wait_for(reader.read(65_536), 20):
+                got += part
+        writer.close()
+        assert got.count(b"HTTP/1.1 401") < 2_000  # ended, not worked off

@@ -286,3 +286,27 @@ async def test_a_hundred_thousand_wait_and_a_tick_asks_about_shapes_not_about_th
     monkeypatch.setattr(made, "outlook", counted)
     made.tick()
     assert asked <= 2
+
+
+async def test_standard_that_has_waited_too_long_takes_a_seat_that_is_kept(
+    fake_clock: clock.FakeClock,
+) -> None:
+    made, _ = room(fake_clock, harness.make_replica("r1", seats=20), age_standard_s=30.0)
+    running = [await made.wait(made.enter(ask(f"i{n}"))) for n in range(20)]
+    old = made.enter(ask("old", S))
+    granted = False
+    for turn in range(
+        100
+    ):  # one seat comes free at a time, and an interactive request waits for it
+        made.enter(ask(f"w{turn}"))
+        await fake_clock.advance(0.5)
+        running.pop(0).close()
+        await fake_clock.advance(0)
+        granted = old.open is not None
+        if granted:
+            break
+        newest = made._waiters[f"w{turn}"].collect()
+        assert newest is not None
+        running.append(newest)
+    assert granted
+    assert turn >= 59  # not before its time

@@ -51,3 +51,12 @@ def test_what_is_left_to_others_is_a_part_of_the_replicas_rounded_down() -> None
     assert chosen(ASK, known) == "r3"
     few = situation(*four[3:], loads=loads)
     assert routing.choose(crowd, few) is not None
+
+
+def test_what_is_left_to_others_is_a_part_of_those_that_could_take_the_request() -> None:
+    loads = load.Loads()
+    eight = [replica(f"r{n}", max_context=32_768 if n < 2 else 2_048) for n in range(8)]
+    crowd = dataclasses.replace(ASK, left=0.25)
+    known = situation(*eight, loads=loads)
+    assert chosen(dataclasses.replace(crowd, long=True), known) in {"r0", "r1"}
+    assert chosen(dataclasses.replace(crowd, context_tokens=30_000), known) in {"r0", "r1"}
