@@ -100,6 +100,7 @@ def of(request: requests.InferenceRequest, chunk_bytes: int = prefixes.CHUNK_BYT
     """
     body, caller = request.body, request.caller
     chars, size = _measured(body)
+    size = max(size, len(request.raw))
     limit = 0
     for name in _LIMITS:
         limit = limit or body.get(name) or 0

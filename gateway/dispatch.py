@@ -254,7 +254,10 @@ def _ended(frame: frames.Frame, record: recording.Attempt, job: Job) -> frames.E
             raise replica.Lost(f"ended with nonsense: {fault}", computed=True) from fault
         record.close(usage.Outcome.OK, "", end)
         return end
-    said = frames.Error.parse(frame.payload)
+    try:
+        said = _one_line(frames.Error.parse(frame.payload))
+    except (TypeError, ValueError) as fault:
+        raise replica.Lost(f"failed with nonsense: {fault}", computed=True) from fault
     error = errors.from_code(said.code, said.message)
     if isinstance(error, errors.Internal) and 400 <= said.status < 500:
         error = errors.BadRequest(said.message)
@@ -269,6 +272,12 @@ def _ended(frame: frames.Frame, record: recording.Attempt, job: Job) -> frames.E
         outcome = usage.Outcome.ERROR
     record.close(outcome, said.message, said)
     raise error
+
+
+def _one_line(said: frames.Error) -> frames.Error:
+    """Return an engine's error for a caller and a record: it may repeat the whole input."""
+    words = " ".join(said.message.split())[: replica.MESSAGE_CHARS]
+    return said if words == said.message else dataclasses.replace(said, message=words)
 
 
 @contextlib.contextmanager

@@ -156,7 +156,7 @@ class Losses:
         why_not = emitted.why_not
         if self._missed >= _MISSES:
             self.next = Next.FAIL
-            self._why = f"no replica can be reached, {self._missed} were tried: {lost.reason}"
+            self._why = f"no replica can be reached, {self._missed} were tried: try again later"
         elif counts and self._count >= self._limit:
             self.next = Next.FAIL
             self._why = (

@@ -72,6 +72,7 @@ class Reckoning:
         each = spent.output_tokens // max(1, asking.seats)
         if each:
             self._learned.learn(asking.model, asking.team, each)
-        if asking.seats == 1 and not asking.prompt_tokens:
+        # Of a prompt that is mostly something else (tool calls, documents, pictures) the ratio says nothing.
+        if asking.seats == 1 and not asking.prompt_tokens and 2 * asking.chars >= asking.size:
             prompt = spent.uncached_prompt_tokens + spent.cached_prompt_tokens
             self._learned.learn_prompt(asking.model, asking.chars, prompt)

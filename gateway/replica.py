@@ -14,7 +14,7 @@ from gateway import hop, hop_reader, settings
 from scheduler.contracts import errors, fleet, frames, ids, usage
 
 _JSON_SAFE = '{}":,/ '  # harmless in a header, and most identities then need no quoting at all
-_MESSAGE_CHARS = 2000  # an engine may echo the whole input in its error; nobody reads more
+MESSAGE_CHARS = 2000  # an engine may echo the whole input in its error; nobody reads more
 _HEAD = (
     b"POST %b HTTP/1.1\r\nHost: %b\r\nAuthorization: Bearer %b\r\nX-Request-Id: %b.%d\r\n"
     b"X-Forebay-Identity: %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
@@ -250,7 +250,7 @@ def engine_error(status: int, raw: bytes, missing: str = "") -> errors.ForebayEr
     if status == 404 and (not message or str(message).lower() == "not found"):
         message = f"{missing or 'not found'}: use another endpoint or another model"
     text = " ".join(str(message or f"the engine refused the request ({status})").split())
-    text = text[:_MESSAGE_CHARS]
+    text = text[:MESSAGE_CHARS]
     name = str(param)[:100] if param else None
     lowered = text.lower()
     if "context length" in lowered or "maximum context" in lowered or "context_length" in lowered:

@@ -98,6 +98,9 @@ class Outputs:
         """Remember what a model made of a text."""
         if chars <= 0 or tokens <= 0:
             return
+        tokens = min(
+            tokens, 2 * chars
+        )  # no tokenizer takes more for text; a template may, for a word
         known = self._ratios.get(model, (FIRST_RATIO * _FIRST_CHARS, _FIRST_CHARS))
         sums = known[0] + tokens, known[1] + chars
         fade = min(1.0, _RATIO_CHARS / sums[1])
