@@ -135,7 +135,8 @@ def find(
     leased = _arrays(session, "SELECT lease, run, gpus, start_us, end_us FROM gpu_leased")
     work = _work(session, columns, costs, otherwise)
     lines = apportion.attribute(tiling.Leased(**leased), *_held(session), work, borders)
-    who = np.where(lines.item >= 0, work.owner[lines.item], apportion.NOBODY)
+    # NOBODY is the last place: also where there was no attempt at all, and so no owner to look up.
+    who = np.append(work.owner, apportion.NOBODY)[np.maximum(lines.item, -1)]
     return Found(
         lines=apportion.summed(dataclasses.replace(lines, item=who)),
         borders=borders,

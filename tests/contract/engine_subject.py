@@ -62,6 +62,7 @@ class Subject:
         token_ids: whether it knows token ids.
         slow: added to a body whose answer must take a second at least.
         kill: makes the engine die inside the living replica; None where that can't be done.
+        abort_s: seconds that an abort takes to an engine in a process of its own; 0 for one in this.
     """
 
     address: str
@@ -73,6 +74,7 @@ class Subject:
         default_factory=lambda: {"max_tokens": 1500, "ignore_eos": True}
     )
     kill: Callable[[], None] | None = None
+    abort_s: float = 0.0
 
     async def call(
         self, method: str, path: str, body: Any = None, *, secret: str | None = None

@@ -37,6 +37,7 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[engine_subjec
                 rows,
                 secret=engine_vllm.SECRET,
                 kill=replica.kill_engine,
+                abort_s=0.1,
             )
     finally:
         engine_vllm.stop(server, replica.id, signal.SIGKILL)
