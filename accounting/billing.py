@@ -199,7 +199,7 @@ class Billing:
         used, problems = self._used({month: window}, known, rolled=not final)
         made += bill.lines(month, used)
         if closed and month == bill.after(closed[-1].month):
-            old, more = self._late(month, closed, known)
+            old, more = self._late(month, closed, known, rolled=not final)
             made += old
             problems = (*problems, *more)
         made += [line for line in bill.adjustments(log) if line.month == month]
@@ -207,14 +207,14 @@ class Billing:
         return Bill(month, window.start_us, window.end_us, tuple(made), None, told)
 
     def _late(
-        self, month: str, closed: Sequence[bill.Closed], known: rates.Rates
+        self, month: str, closed: Sequence[bill.Closed], known: rates.Rates, *, rolled: bool
     ) -> tuple[list[bill.Line], tuple[str, ...]]:
         spans: dict[str, windows.Window] = {}
         each = closed[-1].month
         for _ in range(self._late_months):
             spans[each] = self._borders(each, closed)
             each = _before(each)
-        used, problems = self._used(dict(sorted(spans.items())), known, rolled=True, gpu=False)
+        used, problems = self._used(dict(sorted(spans.items())), known, rolled=rolled, gpu=False)
         first = min(spans)
         billed = [line for one in closed if one.month >= first for line in self._kept(one)]
         return bill.late(month, spans.keys(), used, billed), problems
@@ -243,8 +243,9 @@ class Billing:
     ) -> tuple[list[bill.Used], tuple[str, ...]]:
         names = list(spans)
         cuts = [span.start_us for span in spans.values()] + [spans[names[-1]].end_us]
-        first = min(rolled_us, cuts[-1] - 1)
-        if first < cuts[0]:
+        needed = quantities.read_from(cuts, known, rolled_us)
+        first = min(needed, max(rolled_us, cuts[0]), cuts[-1] - 1)
+        if first <= cuts[0]:
             first = max(0, cuts[0] - reports.LONGEST_REQUEST_US)
         with self._books.reading(first, cuts[-1]) as reading:
             taken = quantities.take(reading, cuts, known, weights, rolled_us)

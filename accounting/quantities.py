@@ -84,6 +84,32 @@ def rolled_until(state_dir: Path) -> int:
     return int(newest or 0)
 
 
+def stretches(cuts: Sequence[int], rolled_us: int) -> Iterator[tuple[int, int, int, bool]]:
+    """Cut the pieces between ``cuts`` into stretches of whole hours, which rollups hold, and the rest.
+
+    Yields:
+        The piece's number, begin and end in UTC µs, and whether it is taken from the rollups.
+    """
+    hour = rollup.HOUR_US
+    for piece, (begin, end) in enumerate(itertools.pairwise(cuts)):
+        first, last = -(-begin // hour) * hour, min(end, rolled_us) // hour * hour
+        if first >= last:
+            yield piece, begin, end, False
+            continue
+        if begin < first:
+            yield piece, begin, first, False
+        yield piece, first, last, True
+        if last < end:
+            yield piece, last, end, False
+
+
+def read_from(cuts: Sequence[int], known: rates.Rates, rolled_us: int) -> int:
+    """Return from when on `take` needs the records themselves: all that it does not take from rollups."""
+    fine = sorted({*cuts, *known.changes(cuts[0], cuts[-1])})
+    needed = (begin for _, begin, _, rolled in stretches(fine, rolled_us) if not rolled)
+    return min(needed, default=cuts[-1] - 1)
+
+
 def take(
     reading: books.Reading,
     cuts: Sequence[int],
@@ -94,7 +120,7 @@ def take(
     """Return what was used in the periods between ``cuts``.
 
     Args:
-        reading: from the first border on, or from ``rolled_us`` on if that is later.
+        reading: from what `read_from` says on.
         cuts: borders of the periods, ascending.
         known: the rates.
         weights: how GPU time is shared out; None: tokens alone.
@@ -137,13 +163,11 @@ def _tokens(
     reading: books.Reading, cuts: Sequence[int], rolled_us: int
 ) -> Iterator[dict[str, Any]]:
     pieces = []
-    for piece, (begin, end) in enumerate(itertools.pairwise(cuts)):
-        start, until = begin, min(end, rolled_us)
-        if until > start and not start % rollup.HOUR_US and not until % rollup.HOUR_US:
-            yield from _rolled(reading, piece, start, until)
-            start = until
-        if end > start:
-            pieces.append((piece, start, end))
+    for piece, begin, end, rolled in stretches(cuts, rolled_us):
+        if rolled:
+            yield from _rolled(reading, piece, begin, end)
+        else:
+            pieces.append((piece, begin, end))
     if not pieces:
         return
     columns = zip(*pieces, strict=True)
