@@ -37,7 +37,7 @@ LINES = pa.schema(
     [
         pa.field(
             field.name,
-            {str: pa.string(), int: pa.int64(), bool: pa.bool_()}[field.type],  # type: ignore[index]
+            {str: pa.string(), int: pa.int64(), bool: pa.bool_()}[field.type],  # type: ignore[index]  # these three
             nullable=False,
         )
         for field in dataclasses.fields(bill.Line)
