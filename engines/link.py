@@ -65,7 +65,9 @@ class Link(Generic[Out, In]):
         self._name = name
         self._dirty = asyncio.Event()
         self._urgent = asyncio.Event()
-        self._sent = asyncio.Event()
+        self._leaving = False
+        self._last_said = False  # in this call
+        self._last_taken = asyncio.Event()
         self.connected = False
         self.lost_at: float | None = None
 
@@ -75,21 +77,26 @@ class Link(Generic[Out, In]):
         if urgent:
             self._urgent.set()
 
-    async def flush(self, timeout_s: float) -> bool:
-        """Send the newest report now; returns whether it went out in time."""
-        self._sent.clear()
+    async def farewell(self, timeout_s: float) -> bool:
+        """Send the newest report as the last one; returns whether the peer took it in time.
+
+        A report that was only written may still be lost with the process that wrote it, and the peer then
+        sees an end without a reason. So the call is half-closed after it and the peer's own end of the
+        call, which comes after it has read everything, is waited for.
+        """
+        self._leaving = True
         self.changed(urgent=True)
         try:
-            await asyncio.wait_for(self._sent.wait(), timeout_s)
+            await asyncio.wait_for(self._last_taken.wait(), timeout_s)
         except TimeoutError:
             return False
         return True
 
     async def run(self) -> None:
-        """Stay connected until cancelled."""
+        """Stay connected until cancelled, or until the peer has taken the farewell."""
         pause = FIRST_PAUSE_S
         self.lost_at = asyncio.get_running_loop().time()
-        while True:
+        while not self._last_taken.is_set():
             address = self._ends.where()
             if address is not None and await self._converse(address):
                 pause = FIRST_PAUSE_S
@@ -98,7 +105,7 @@ class Link(Generic[Out, In]):
 
     async def _converse(self, address: str) -> bool:
         """Hold one call until it breaks; returns whether the peer ever answered."""
-        heard = False
+        heard = self._last_said = False
         channel = grpc.aio.insecure_channel(address, options=wire.CHANNEL_OPTIONS)
         try:
             call = self._ends.open_call(channel)(self._reports(), metadata=self._metadata)
@@ -111,6 +118,9 @@ class Link(Generic[Out, In]):
                     self._ends.take(message)
                 except ValueError:
                     _log.exception("%s: desired state ignored", self._name)
+            if self._last_said:
+                self._last_taken.set()
+                return heard
             _log.info("%s: %s ended the call", self._name, address)
         except grpc.aio.AioRpcError as error:
             _log.info("%s: %s: %s", self._name, address, error.details())
@@ -125,8 +135,11 @@ class Link(Generic[Out, In]):
         while True:
             self._dirty.clear()
             self._urgent.clear()
+            last = self._leaving
             yield self._ends.report()
-            self._sent.set()
+            if last:
+                self._last_said = True
+                return
             await _wait(self._urgent, self._pace.quick_s)
             if not self._dirty.is_set():
                 await _wait(self._dirty, self._pace.heartbeat_s - self._pace.quick_s)

@@ -202,7 +202,7 @@ class Agent:
                 await asyncio.wait(self._tasks.values(), timeout=5.0)
             self._ledger.observe({})
             await self._write_down()  # before the farewell: Slurm's SIGKILL may be near
-            await self._link.flush(FAREWELL_S)
+            await self._link.farewell(FAREWELL_S)
             for task in background:
                 task.cancel()
             await asyncio.wait(background)

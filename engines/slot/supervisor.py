@@ -156,7 +156,7 @@ class Supervisor:
             await begin.close()
             self._state = "lost" if self._state == "lost" else "closed"
             if not self._leave_now:
-                await self._link.flush(FAREWELL_S)
+                await self._link.farewell(FAREWELL_S)
         finally:
             for task in (linked, watching, *self._tasks.values()):
                 task.cancel()

@@ -62,7 +62,6 @@ async def test_desired_states_come_once_and_again_when_they_change() -> None:
         await until(taken, 2)
         assert [item.epoch for item in taken] == [1, 2]
         assert kept.connected
-        assert await kept.flush(5.0)
         before = len(agent.reports)
         began = time.monotonic()
         while len(agent.reports) < before + 3:
@@ -73,6 +72,53 @@ async def test_desired_states_come_once_and_again_when_they_change() -> None:
         await listening.stop(None)
         task.cancel()
         await asyncio.wait({task})
+
+
+async def test_the_last_word_is_read_before_the_link_ends() -> None:
+    agent = Agent()
+    read = asyncio.Event()
+    said: list[str] = []
+
+    def reported(report: pb.SlotReport) -> None:
+        said.append(report.state)
+        read.set()
+
+    listening, address = await server.listen(
+        server.SlotLink("token", reported, agent.desired.get), "127.0.0.1"
+    )
+    state = ["ready"]
+    ends: link.Ends[pb.SlotReport, pb.SlotDesired] = link.Ends(
+        where=lambda: address,
+        open_call=lambda channel: control_pb2_grpc.SlotLinkStub(channel).Connect,
+        report=lambda: pb.SlotReport(slot_id="s", state=state[0]),
+        take=lambda _: None,
+    )
+    kept = link.Link(ends, "token", link.Pace(0.02, 0.1), "test")
+    task = asyncio.create_task(kept.run())
+    try:
+        await asyncio.wait_for(read.wait(), PATIENCE_S)
+        state[0] = "lost"
+        assert await kept.farewell(PATIENCE_S)
+        assert said[-1] == "lost", "taken, not only written"
+        await asyncio.wait_for(task, PATIENCE_S)
+    finally:
+        await listening.stop(None)
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def test_a_farewell_to_nobody_ends_in_time() -> None:
+    ends: link.Ends[pb.SlotReport, pb.SlotDesired] = link.Ends(
+        where=lambda: None,
+        open_call=lambda channel: control_pb2_grpc.SlotLinkStub(channel).Connect,
+        report=lambda: pb.SlotReport(slot_id="s"),
+        take=lambda _: None,
+    )
+    kept = link.Link(ends, "token", link.Pace(0.02, 0.1), "test")
+    task = asyncio.create_task(kept.run())
+    assert not await kept.farewell(0.05)
+    task.cancel()
+    await asyncio.wait({task})
 
 
 async def test_a_newer_call_of_a_slot_replaces_the_older() -> None:
@@ -135,7 +181,6 @@ async def test_it_comes_back_when_the_peer_does() -> None:
         async with asyncio.timeout(PATIENCE_S):
             while kept.lost_at is None:  # noqa: ASYNC110 - gRPC has no event for a test
                 await asyncio.sleep(0.005)
-        assert not await kept.flush(0.05)
         listening, places[0] = await server.listen(agent.servicer, "127.0.0.1")
         await until(taken, 2)
         assert kept.lost_at is None
