@@ -100,6 +100,9 @@ class Book:
         pricing: what tokens cost; asked only where a limit on cost applies.
         tell: called with each notice; must not raise.
         warn_percent: share of a day's or month's limit at which to warn.
+        steady_us: returns the owner's monotonic µs, which decide what a minute is: a claim's own time is
+            another host's, and of a request that moves minutes old. None: the times of the calls, for those
+            that come in order.
     """
 
     def __init__(
@@ -108,7 +111,9 @@ class Book:
         tell: Callable[[Notice], None] = lambda notice: None,
         *,
         warn_percent: int = 80,
+        steady_us: Callable[[], int] | None = None,
     ) -> None:
+        self._monotonic_us = steady_us
         self._pricing = pricing or quota.NoPrices()
         self._tell = tell
         self._warn_percent = warn_percent
@@ -287,6 +292,8 @@ class Book:
 
     def _steady(self, now_us: int) -> int:
         """Return a time that never goes back, and runs on when the clock was set back."""
+        if self._monotonic_us is not None:
+            return self._monotonic_us()
         gone = now_us - self._last_us
         if gone >= 0:
             self._steady_us += gone

@@ -60,7 +60,12 @@ class Keeper:
         self._notices: list[books.Notice] = []
         self._refresh_prices = refresh_prices
         self._refresh_s = refresh_s
-        self.book = books.Book(pricing, self._heard, warn_percent=warn_percent)
+        self.book = books.Book(
+            pricing,
+            self._heard,
+            warn_percent=warn_percent,
+            steady_us=lambda: int(time.monotonic() * 1_000_000),
+        )
         # Host and process number come again after a reboot: the batches of two lives must not be mixed up.
         self.owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.numbers = quota_metrics.Numbers()

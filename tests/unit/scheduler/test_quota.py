@@ -332,3 +332,18 @@ def test_headers_tell_what_is_left_of_the_minute() -> None:
     )
     assert books.headers(quota.Unlimited().reserve(claim(2)), NOON) == ()
     assert books.headers(limited.reserve(claim(3, team="chem")), NOON) == ()
+
+
+@pytest.mark.parametrize("age_s", [120, -120])
+def test_a_claim_of_another_time_does_not_move_the_minute(age_s: int) -> None:
+    """A stream that began two minutes ago moves here, or another host's clock is wrong."""
+    steady = 5_000_000
+    limited = books.Book(steady_us=lambda: steady)
+    limited.set_limits([limits.Limit(key(K.TOKENS_PER_MINUTE), 1000)])
+    limited.reserve(claim(1, tokens=1000)).settle(quota.Spent(1000), NOON)
+    limited.adopt(claim(2, tokens=0, now=NOON - age_s * 1_000_000))
+    for number in range(3, 6):
+        with pytest.raises(errors.QuotaExceeded):
+            limited.reserve(claim(number, tokens=1000, now=NOON + 2_000_000))
+    steady += 61_000_000
+    limited.reserve(claim(9, tokens=1000, now=NOON + 3_000_000))
