@@ -28,7 +28,7 @@ async def running(deps: dependencies.Dependencies) -> AsyncIterator[Gateway]:
     async with replica.Client(deps.settings) as client, rooms.joined(deps) as admission:
         path = requestpath.RequestPath(deps, admission.room, client, numbers)
         gateway = Gateway(deps, admission.room, path, numbers)
-        runs = [*(run() for run in admission.runs), path.run()]
+        runs = [*(run() for run in admission.runs), path.run(), client.watch(deps.fleet)]
         if admission.own is not None:
             runs.append(rooms.report(deps, admission.own, numbers))
         tasks = [asyncio.ensure_future(run) for run in runs]

@@ -9,7 +9,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 
-from gateway import hop_reader
+from gateway import hop_reader, probing, vouching
 from scheduler.contracts import frames
 
 _IDLE_S = 60.0  # far below a replica's own 300 s, so that it never closes first
@@ -153,6 +153,11 @@ class Answer:
         else:
             self.broken(Broken("the connection ended"))
 
+    def completed(self) -> None:
+        """Hear that its body is whole: without its last frame it has broken off, however cleanly."""
+        if self.reader.framed and not self.whole:
+            self.broken(Broken("ended without its last frame"))
+
     def broken(self, fault: Exception) -> None:
         """Let who waits hear that nothing more comes."""
         if self._fault is None:
@@ -171,6 +176,7 @@ class Connection(asyncio.Protocol):
         heard: when something was heard or sent last, on the loop's clock.
         silence_s: how long the present answer may be silent.
         answer: the present answer, None at rest.
+        owner: the replica that answers, and its incarnation.
     """
 
     def __init__(self, pool: "Pool", address: str) -> None:
@@ -178,6 +184,7 @@ class Connection(asyncio.Protocol):
         self.heard = 0.0
         self.silence_s = 0.0
         self.answer: Answer | None = None
+        self.owner: vouching.Owner | None = None
         self.closed = False
         self.paused = False
         self._pool = pool
@@ -191,6 +198,7 @@ class Connection(asyncio.Protocol):
         raw = transport.get_extra_info("socket")
         if raw is not None:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+            self._pool.probes.apply(raw)
 
     def send(self, request: bytes, silence_s: float) -> Answer:
         """Send a request; the answer comes in what is returned."""
@@ -209,8 +217,11 @@ class Connection(asyncio.Protocol):
             return
         self.heard = self._time()
         answer.received(data)
-        if self._left and answer.reader.complete:
-            self._rest(answer)
+        if answer.reader.complete:
+            if self._left:
+                self._rest(answer)
+            else:
+                answer.completed()
 
     def eof_received(self) -> None:
         """The replica says no more; the transport closes itself."""
@@ -271,9 +282,17 @@ class Pool:
     Args:
         connect_s: time to connect, in seconds.
         look_s: time between two looks, in seconds.
+        probes: the kernel's own look.
+
+    Attributes:
+        vouching: what the fleet says of those at the other ends; call `doubt` after a change.
     """
 
-    def __init__(self, connect_s: float, look_s: float = _LOOK_S) -> None:
+    def __init__(
+        self, connect_s: float, look_s: float = _LOOK_S, probes: probing.Probes | None = None
+    ) -> None:
+        self.probes = probes or probing.Probes()
+        self.vouching = vouching.Vouching()
         self._connect_s = connect_s
         self._look_s = look_s
         self._idle: dict[str, collections.deque[Connection]] = {}
@@ -335,10 +354,27 @@ class Pool:
         for connection in [*self._busy, *resting]:
             connection.abort()
 
+    def doubt(self) -> None:
+        """End connections to replicas that the fleet no longer vouches for; their requests go elsewhere."""
+        now = asyncio.get_running_loop().time()
+        resting = [each for idle in self._idle.values() for each in idle]
+        for connection in [*self._busy, *resting]:
+            owner = connection.owner
+            if owner is None:
+                continue
+            limit_s = self.vouching.silence_s(owner)
+            # Paused: its client is behind, and we do not listen. That is no silence of the replica's.
+            if limit_s <= 0 or (now - connection.heard > limit_s and not connection.paused):
+                answer = connection.answer
+                connection.abort()
+                if answer is not None:
+                    answer.broken(Broken("its replica is gone, as the fleet knows"))
+
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._timer = loop.call_later(self._look_s, self._look)
+        self.doubt()
         for connection in [c for c in self._busy if now - c.heard > c.silence_s and not c.paused]:
             answer, silence_s = connection.answer, connection.silence_s
             connection.abort()

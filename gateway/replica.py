@@ -1,5 +1,6 @@
 """The hop to a replica: one POST, frames back, and every way it can fail told apart."""
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -10,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from gateway import hop, hop_reader, settings
-from scheduler.contracts import errors, fleet, frames, ids, usage
+from gateway import hop, hop_reader, probing, settings
+from scheduler.contracts import errors, fleet, frames, ids, ports, usage
 
 _JSON_SAFE = '{}":,/ '  # harmless in a header, and most identities then need no quoting at all
 MESSAGE_CHARS = 2000  # an engine may echo the whole input in its error; nobody reads more
@@ -78,7 +79,10 @@ class Client:
 
     def __init__(self, options: settings.GatewaySettings) -> None:
         quickest = min(options.stream_idle_s, options.answer_timeout_s)
-        self._pool = hop.Pool(options.connect_timeout_s, look_s=min(1.0, quickest / 4))
+        probes = probing.Probes(
+            options.hop_keepalive_s, options.hop_keepalive_probes, options.hop_unacknowledged_s
+        )
+        self._pool = hop.Pool(options.connect_timeout_s, min(1.0, quickest / 4), probes)
         self._secrets: dict[tuple[ids.ReplicaId, int], str] = {}
 
     async def __aenter__(self) -> "Client":
@@ -88,6 +92,19 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         """Close every connection."""
         self._pool.close()
+
+    async def watch(self, source: ports.FleetSource) -> None:
+        """End connections to replicas that the fleet loses, until cancelled."""
+        revision = -1
+        while True:
+            await source.changed(revision)
+            view = source.view()
+            if view is None or view.revision == revision:
+                await asyncio.sleep(0)  # a source that wakes for nothing must not spin the loop
+                continue
+            revision = view.revision
+            self._pool.vouching.see(view)
+            self._pool.doubt()
 
     def open(self, replica: fleet.Replica, call: Call) -> "Opening":
         """Send ``call`` and yield its answer, as an async context manager; leaving early cancels it there.
@@ -106,6 +123,7 @@ class Client:
             connection = await self._pool.get(replica.address)
         except (OSError, ValueError) as error:
             raise Lost(f"not reachable: {hop_reader.words(error)}", computed=False) from error
+        connection.owner = (replica.replica_id, replica.incarnation)
         answer = Answer(connection, connection.send(request, call.silence_s))
         try:
             self._check(replica, await answer.head(), call.path)

@@ -162,6 +162,23 @@ class GatewaySettings:
     connect_timeout_s: float = setting(
         2.0, "Time to connect to a replica in the same cluster.", unit="s", least=0.1
     )
+    hop_keepalive_s: int = setting(
+        5,
+        "TCP asks a silent replica's node for a sign of life so often: a node that dies ends no connection.",
+        unit="s",
+        least=1,
+    )
+    hop_keepalive_probes: int = setting(
+        3,
+        "Signs of life that a replica's node may leave out before its streams go elsewhere.",
+        least=1,
+    )
+    hop_unacknowledged_s: float = setting(
+        15.0,
+        "How long bytes sent to a replica's node may stay unacknowledged before it counts as dead.",
+        unit="s",
+        least=0.1,
+    )
     stream_idle_s: float = setting(
         60.0,
         "A stream that is silent for so long counts as lost; longer than the longest prefill.",
@@ -230,6 +247,62 @@ class GatewaySettings:
         "Chunks remembered per model, over all replicas, at most 270 bytes each; 350 replicas of a 70B "
         "model hold about 400,000. What was not used for the longest time goes first.",
         least=1_000,
+    )
+    connections: int = setting(
+        8192,
+        "HTTP connections that one process keeps; one more is answered 503 and closed. A stalled one costs "
+        "up to 100 KB until its time is over.",
+        least=1,
+    )
+    connections_per_peer: int = setting(
+        0,
+        "HTTP connections that one process keeps from one address; 0: no such limit, since behind a proxy "
+        "or a login node all have the same.",
+        least=0,
+    )
+    head_timeout_s: float = setting(
+        30.0,
+        "Time for a request's head, from its first byte or the connection.",
+        unit="s",
+        least=0.05,
+    )
+    body_timeout_s: float = setting(
+        30.0,
+        "Time for a request's body, beside a second for each `body_bytes_per_s`; then 408.",
+        unit="s",
+        least=0.05,
+    )
+    body_bytes_per_s: int = setting(
+        16 * 1024,
+        "The slowest that a body may come: a modem's pace. A client that sends a byte now and then would "
+        "keep its place for ever.",
+        unit="bytes",
+        least=1,
+    )
+    idle_timeout_s: float = setting(
+        75.0,
+        "A connection without a request is closed after so long; longer than usual clients and proxies keep "
+        "theirs, so that these close first.",
+        unit="s",
+        least=0.05,
+    )
+    grpc_calls: int = setting(
+        4096,
+        "gRPC calls that one process has under way; one more is told RESOURCE_EXHAUSTED.",
+        least=1,
+    )
+    grpc_streams: int = setting(
+        256, "gRPC calls that one connection may have under way; more wait at the client.", least=1
+    )
+    munge_parallel: int = setting(
+        4,
+        "MUNGE credentials that are being checked at once: each is a process for a moment.",
+        least=1,
+    )
+    munge_waiting: int = setting(
+        256,
+        "MUNGE credentials that may wait to be checked; one more is told to come back.",
+        least=0,
     )
     drain_s: float = setting(
         30.0, "After SIGTERM, how long running answers may take to end.", unit="s", least=0
