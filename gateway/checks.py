@@ -15,6 +15,9 @@ from gateway import fields
 from scheduler.contracts import errors, requests
 
 MAX_CHOICES = 128
+MAX_DEPTH = (
+    100  # of objects and lists; schemas of tools have a dozen, recursion ends a few hundred later
+)
 _decode = (
     msgspec.json.Decoder().decode
 )  # strict, and takes nothing that `json` would read otherwise
@@ -47,7 +50,28 @@ def parse(raw: bytes) -> dict[str, Any]:
         value = _slowly(raw)
     if not isinstance(value, dict):
         raise errors.BadRequest(f"body: must be a JSON object, not a {kind(value)}")
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _deep(value):
+        raise _too_deep()
     return value
+
+
+def _deep(value: Any) -> bool:
+    """Return whether ``value`` is nested deeper than `MAX_DEPTH`, without recursion."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _too_deep() -> errors.BadRequest:
+    return errors.BadRequest(f"body: JSON is nested too deeply: {MAX_DEPTH} levels are taken")
 
 
 def _slowly(raw: bytes) -> Any:
@@ -63,7 +87,7 @@ def _slowly(raw: bytes) -> Any:
             f"body: not JSON: {error.msg} at line {error.lineno} column {error.colno}"
         ) from None
     except RecursionError:
-        raise errors.BadRequest("body: JSON is nested too deeply") from None
+        raise _too_deep() from None
     except ValueError:
         raise errors.BadRequest("body: not JSON: a number is out of range or not finite") from None
     if _HALF_ESCAPED.search(raw) and not _is_text(value):

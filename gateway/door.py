@@ -7,7 +7,7 @@ that the client has left.
 from starlette import types
 
 from gateway import error_map, settings
-from scheduler.contracts import errors, ports
+from scheduler.contracts import errors, ids, ports
 
 OPEN_PATHS = frozenset({"/health", "/openapi.json"})
 
@@ -38,6 +38,9 @@ class Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        send = _named(send)
+        if scope["method"] == "HEAD":  # as GET; the server leaves the body out
+            scope = {**scope, "method": "GET"}
         try:
             headers = dict(scope["headers"])
             if scope["path"] not in OPEN_PATHS:
@@ -70,6 +73,20 @@ class Door:
         if buffered and scope["method"] not in {"GET", "HEAD"}:
             return await _read(receive, limit)
         return _counting(receive, limit)
+
+
+def _named(send: types.Send) -> types.Send:
+    """Give every answer an id by which it can be asked about."""
+
+    async def named(message: types.Message) -> None:
+        if message["type"] == "http.response.start":
+            present = {name for name, _ in message["headers"]}
+            if b"x-forebay-request-id" not in present:
+                pair = (b"x-forebay-request-id", ids.uuid7().encode())
+                message = {**message, "headers": [*message["headers"], pair]}
+        await send(message)
+
+    return named
 
 
 async def _read(receive: types.Receive, limit: int) -> types.Receive:

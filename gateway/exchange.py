@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from uvicorn.protocols.http import flow_control, httptools_impl
 
 from gateway import error_map, sse
-from scheduler.contracts import errors, frames, requests
+from scheduler.contracts import errors, frames, ids, requests
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _SSE = b"".join(b"%b: %b\r\n" % (k.encode(), v.encode()) for k, v in sse.HEADERS.items())
@@ -69,6 +69,7 @@ class Exchange:
         "_limit",
         "_more",
         "_serve",
+        "_spoilt",
         "_task",
         "_tasks",
         "body",
@@ -105,6 +106,7 @@ class Exchange:
         self._serve = serve
         self._limit = -1  # the body is not wanted yet
         self._more: asyncio.Future[None] | None = None
+        self._spoilt: errors.ForebayError | None = None
         self._task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -148,6 +150,13 @@ class Exchange:
         elif self._more is not None and not self._more.done():
             self._more.set_result(None)
 
+    def spoil(self, error: errors.ForebayError) -> None:
+        """Hear that the rest of the body will not come, and why; the answer ends the connection."""
+        self.keep_alive = False
+        self._spoilt = error
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
+
     def header(self, name: bytes) -> str | None:
         """Return a header's value, the last one of several."""
         for key, value in reversed(self.headers):
@@ -163,6 +172,7 @@ class Exchange:
 
         Raises:
             errors.BodyTooLarge: it has more.
+            errors.ForebayError: it broke off, or came too slowly.
         """
         if self.more_body:
             length = self.header(b"content-length") or ""
@@ -173,6 +183,8 @@ class Exchange:
                 self._expects = False
                 self.transport.write(_CONTINUE)
             while self.more_body and len(self.body) <= limit:
+                if self._spoilt is not None:
+                    raise self._spoilt
                 self._flow.resume_reading()
                 self._more = asyncio.get_running_loop().create_future()
                 await self._more
@@ -238,8 +250,7 @@ class Exchange:
         """Answer with an error."""
         body = error_map.body(error)
         headers = error_map.headers(error)
-        if request_id:
-            headers["x-forebay-request-id"] = request_id
+        headers["x-forebay-request-id"] = request_id or ids.uuid7()
         if isinstance(error, errors.Unauthenticated):
             headers["www-authenticate"] = "Bearer"
         headers |= {"content-length": str(len(body)), "content-type": "application/json"}

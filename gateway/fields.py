@@ -30,12 +30,15 @@ _SAMPLING = frozenset(
         "structured_outputs", "top_k", "truncate_prompt_tokens", "truncation_side", "vllm_xargs",
         "add_special_tokens", "return_token_ids", "return_tokens_as_token_ids",
         "response_format", "echo", "logprobs", "thinking_token_budget", "prompt_cache_key",
-        "prompt_cache_retention",
+        "prompt_cache_retention", "prompt_cache_options",
     }
 )  # fmt: skip
+# OpenAI's own, and no engine here has the like: an answer without what was asked for would mislead.
+_NOT_HERE = frozenset({"access_programs", "background_options", "image", "moderation"})
 KNOWN: Mapping[requests.Endpoint, frozenset[str]] = {
     requests.Endpoint.CHAT: _ANY | _WISHES | _SAMPLING | {
         "audio", "function_call", "functions", "max_completion_tokens", "messages", "modalities",
+        "moderation",
         "parallel_tool_calls", "prediction", "reasoning_effort", "store", "tool_choice", "tools",
         "top_logprobs", "verbosity", "web_search_options",
         "add_generation_prompt", "chat_template_kwargs", "continue_final_message", "documents",
@@ -48,7 +51,9 @@ KNOWN: Mapping[requests.Endpoint, frozenset[str]] = {
     },
     # Nothing is stored here. `store` has no effect all the same: it is true for whoever says nothing.
     requests.Endpoint.RESPONSES: _ANY | _WISHES | {
-        "background", "context_management", "conversation", "include", "input", "instructions",
+        "access_programs", "background", "background_options", "context_management", "conversation",
+        "image", "include", "input",
+        "instructions", "moderation", "prompt_cache_options", "verbosity",
         "max_output_tokens", "max_tool_calls", "parallel_tool_calls", "previous_response_id", "prompt",
         "prompt_cache_key", "prompt_cache_retention", "reasoning", "store", "stream", "stream_options",
         "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation",
@@ -81,6 +86,11 @@ def check(endpoint: requests.Endpoint, body: Mapping[str, Any], more: Collection
         errors.BadRequest: it names the field, and one that may have been meant.
     """
     unknown = body.keys() - KNOWN[endpoint]
+    for name in _NOT_HERE & body.keys():
+        if body[name] is not None:
+            raise errors.BadRequest(
+                f"{name}: is not offered here, as no engine has it: leave it out", param=name
+            )
     if unknown:
         unknown.difference_update(more)
     if not unknown:

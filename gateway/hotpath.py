@@ -3,7 +3,7 @@
 What FastAPI does for every other route is done here by hand, in one task and with few awaits.
 """
 
-from gateway import assembly, checks, error_map, exchange, resolve
+from gateway import assembly, checks, error_map, exchange, heads, resolve
 from scheduler.contracts import ids, requests
 
 ENDPOINTS = {endpoint.value.encode(): endpoint for endpoint in requests.Endpoint}
@@ -20,6 +20,10 @@ class HotPath:
 
     Args:
         gateway: the running parts.
+
+    Attributes:
+        limits: the [gateway] table, for the bounds of connections.
+        doors: how many connections there are.
     """
 
     def __init__(self, gateway: assembly.Gateway) -> None:
@@ -29,6 +33,8 @@ class HotPath:
         self._clock = gateway.deps.clock
         self._limit = gateway.deps.settings.body_limit
         self._extra = gateway.deps.settings.extra_fields
+        self.limits = gateway.deps.settings
+        self.doors = heads.Doors(self.limits)
 
     async def serve(self, asked: exchange.Exchange) -> None:
         """Answer one request; cancelled when its client leaves."""

@@ -5,8 +5,9 @@ head for an `exchange.Exchange`, which answers without ASGI's dictionaries and a
 on the same connection goes to the application as uvicorn does it. The parser's callbacks and attributes
 used here are uvicorn's own.
 
-A head is bounded in bytes and time, a connection without a request in time. One look around for all
-connections (`sweep`) does for what would else be two timers a request.
+A head is bounded in bytes and time, a body in time, a connection without a request in time, and
+connections in number. One look around for all connections (`sweep`) does for what would else be timers of
+every request. What ends a connection is never written into an answer that runs: it ends after it.
 """
 
 import asyncio
@@ -19,19 +20,16 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http import httptools_impl
 
-from gateway import exchange, hotpath
+from gateway import exchange, heads, hotpath
+from scheduler.contracts import errors
 
 SWEEP_S = 0.25
+_LINGER_S = 1.0
+_FLOOD_BYTES = 1024 * 1024  # thrown away behind a last answer; who sends more does not wait for it
 _HEAD_BYTES = 64 * 1024  # of a request line with its headers; proxies in front allow less
-_HEAD_S = 30.0
-_KEEP_ALIVE_S = 75.0  # longer than the idle time of usual clients and proxies
 _PIPELINED = 16  # requests ahead of the one that is answered from which no more is read
 _MOST_PIPELINED = 256  # what one more read may bring; nobody honest sends more before an answer
 _OFFER = frozenset({b"connection", b"upgrade", b"http2-settings"})
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"content-length: 0\r\nconnection: close\r\n\r\n"
-)
 
 
 class Protocol(httptools_impl.HttpToolsProtocol):
@@ -48,16 +46,25 @@ class Protocol(httptools_impl.HttpToolsProtocol):
         self._hot = hot
         self._unread = 0.0  # bytes since a head or a trailer began; minus infinity within a body
         self._until = math.inf  # when it is closed if nothing happens, on the loop's clock
+        self._body_from = math.inf  # since when a body comes, less the time that it was not wanted
+        self._body_bytes = 0
+        self._heading = False  # within a head
+        self._lingering = False  # all is said; the client is given a moment to hear it
+        self._deaf = False  # what comes is thrown away: its last answer ends the connection
         self._running: Any = None  # the request that is being answered; `cycle` is the newest
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-        """Start the clock of the first head."""
+        """Start the clock of the first head, if there is room for one more connection."""
         super().connection_made(transport)
-        self._until = self.loop.time() + _HEAD_S
+        self._until = self.loop.time() + self._hot.limits.head_timeout_s
+        full = self._hot.doors.enter(self.client)
+        if full is not None:
+            self._give_up(full)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell every request under way: uvicorn tells the newest of a pipeline alone."""
         self._leave()
+        self._hot.doors.leave(self.client)
         super().connection_lost(exc)
 
     def eof_received(self) -> None:
@@ -67,14 +74,17 @@ class Protocol(httptools_impl.HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Refuse a head that does not end; what it holds is thrown away with the connection."""
         self._unread += len(data)
+        if self._deaf:
+            if self._unread > _FLOOD_BYTES:
+                self.transport.abort()
+            return
         try:
             while data:
                 data = self._feed(data)
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
-        if self._unread > _HEAD_BYTES and not self.transport.is_closing():
-            self.transport.write(_TOO_LARGE)
-            self.transport.close()
+        except httptools.HttpParserError as fault:
+            self._give_up(heads.reason(fault))
+        if self._unread > _HEAD_BYTES and not self._deaf:
+            self._give_up(heads.too_large())
 
     def _feed(self, data: bytes) -> bytes:
         """Parse; returns what is to be parsed again.
@@ -99,26 +109,32 @@ class Protocol(httptools_impl.HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Count a new head from nothing, and start its clock."""
         self._unread = 0.0
-        self._until = self.loop.time() + _HEAD_S
+        self._heading = True
+        self._until = self.loop.time() + self._hot.limits.head_timeout_s
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Leave the body to who reads it, and hot requests to the hot path."""
+        self._heading = False
         self._unread = -math.inf
+        self._body_from = self._until - self._hot.limits.head_timeout_s
+        self._body_bytes = 0
         self._until = math.inf
         if self.parser.should_upgrade():
             return  # it comes again without the offer
-        if self.parser.get_method() != b"POST":
-            super().on_headers_complete()
-            return
-        path = self.url.partition(b"?")[0]
-        if b"%" in path:
-            path = urllib.parse.unquote_to_bytes(path)
-        endpoint = hotpath.ENDPOINTS.get(path)
+        version = self.parser.get_http_version()
+        heads.check(version, self.headers)
+        method = self.parser.get_method()
+        endpoint = hotpath.ENDPOINTS.get(self.url) if method == b"POST" else None
+        if endpoint is None:
+            self.url = heads.origin_form(method, self.url)
+            path = self.url.partition(b"?")[0]
+            if b"%" in path:
+                path = urllib.parse.unquote_to_bytes(path)
+            endpoint = hotpath.ENDPOINTS.get(path) if method == b"POST" else None
         if endpoint is None:
             super().on_headers_complete()
             return
-        version = self.parser.get_http_version()
         before = self.cycle
         fresh = exchange.Exchange(
             self,
@@ -144,6 +160,7 @@ class Protocol(httptools_impl.HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """This chunk was not the last one."""
         self._unread = -math.inf
+        self._body_bytes += len(body)
         if isinstance(self.cycle, exchange.Exchange):
             self.cycle.feed(body)
         else:
@@ -151,6 +168,7 @@ class Protocol(httptools_impl.HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The body is whole."""
+        self._body_from = math.inf
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
@@ -164,7 +182,7 @@ class Protocol(httptools_impl.HttpToolsProtocol):
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self._until == math.inf:
-            self._until = self.loop.time() + _KEEP_ALIVE_S
+            self._until = self.loop.time() + self._hot.limits.idle_timeout_s
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
@@ -182,10 +200,60 @@ class Protocol(httptools_impl.HttpToolsProtocol):
 
     def rest(self, now: float) -> None:
         """Close if nothing has happened for too long; never under an answer."""
-        if now < self._until or self.transport.is_closing():
+        if self.transport.is_closing():
             return
-        if self._running is None or self._running.response_complete:
-            self.transport.close()
+        if self._lingering:
+            if now >= self._until:
+                self.transport.close()
+        elif self._body_from != math.inf:
+            limits = self._hot.limits
+            if self.flow.read_paused or self.cycle is not self._running:
+                self._body_from += SWEEP_S  # it is we who are late
+            elif (now - self._body_from - self._body_bytes / limits.body_bytes_per_s) > (
+                limits.body_timeout_s
+            ):
+                self._give_up(heads.late_body())
+        elif now >= self._until and (self._running is None or self._running.response_complete):
+            if self._heading:
+                self._give_up(heads.late_head())
+            else:
+                self.transport.close()
+
+    def _give_up(self, error: errors.ForebayError) -> None:
+        """Hear nothing more; requests that are whole are answered, and ``error`` is told where it fits.
+
+        Never inside another answer: a client would take it for a part of that.
+        """
+        self._deaf, self._unread, self._body_from = True, 0.0, math.inf
+        newest = self.cycle
+        if newest is None or newest.response_complete:
+            self._say(error)
+        elif not newest.more_body:
+            newest.keep_alive = False
+        elif newest is not self._running:
+            self.pipeline.popleft()
+            before = self.pipeline[0][0] if self.pipeline else self._running
+            self.cycle = before
+            before.keep_alive = False
+        elif isinstance(newest, exchange.Exchange):
+            newest.spoil(error)
+        else:
+            begun = newest.response_started
+            newest.disconnected = True
+            newest.message_event.set()
+            if begun:
+                self.transport.close()
+            else:
+                self._say(error)
+
+    def _say(self, error: errors.ForebayError) -> None:
+        """Write an error where no answer runs, and close."""
+        if not self.transport.is_closing():
+            self.transport.write(heads.refusal(error, self.server_state.default_headers))
+            # Closed with bytes unread, TCP would throw away what was just said.
+            self._lingering, self._until = True, self.loop.time() + _LINGER_S
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
 
 
 async def sweep(connections: Iterable[Any]) -> None:

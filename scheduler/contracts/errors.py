@@ -5,6 +5,7 @@ ForebayError
 ├── BadRequest            bad_request            400  INVALID_ARGUMENT     never retry as it is
 │   ├── ContextTooLong    context_length_exceeded 400 INVALID_ARGUMENT
 │   ├── BodyTooLarge      body_too_large         413  RESOURCE_EXHAUSTED
+│   ├── BodyLate          body_late              408  DEADLINE_EXCEEDED    once, on another connection
 │   └── LargerThanQuota   request_larger_than_quota 400 INVALID_ARGUMENT
 ├── Unauthenticated       invalid_api_key        401  UNAUTHENTICATED      after a new credential
 │   └── KeyExpired        api_key_expired        401  UNAUTHENTICATED
@@ -18,6 +19,7 @@ ForebayError
 ├── ReplicaLost           replica_lost           502  UNAVAILABLE          at once, if nothing was sent
 │   ├── Draining          draining               502  UNAVAILABLE          the same: the replica had to leave
 │   └── EngineFailed      engine_failed          502  UNAVAILABLE          the same: its replica lives on
+├── Busy                  busy                   503  RESOURCE_EXHAUSTED   after Retry-After
 ├── Preempted             preempted              503  ABORTED              at once (tier batch only)
 ├── RecordingUnavailable  recording_unavailable  503  UNAVAILABLE          after Retry-After (spool disk full)
 ├── Cancelled             cancelled              499  CANCELLED            never
@@ -92,6 +94,14 @@ class BodyTooLarge(BadRequest):
     code = "body_too_large"
     status = 413
     grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class BodyLate(BadRequest):
+    """The body did not come in time."""
+
+    code = "body_late"
+    status = 408
+    grpc_status = "DEADLINE_EXCEEDED"
 
 
 class LargerThanQuota(BadRequest):
@@ -196,6 +206,15 @@ class EngineFailed(ReplicaLost):
     """The engine failed on this request; others go on there."""
 
     code = "engine_failed"
+
+
+class Busy(ForebayError):
+    """This process has as many connections, calls or checks of credentials under way as it takes."""
+
+    code = "busy"
+    status = 503
+    grpc_status = "RESOURCE_EXHAUSTED"
+    retryable = True
 
 
 class Preempted(ForebayError):

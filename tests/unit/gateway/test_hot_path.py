@@ -5,6 +5,7 @@ import contextlib
 import json
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -258,8 +259,6 @@ async def test_leaving_while_the_body_is_read_leaves_nothing_behind() -> None:
 async def test_a_connection_that_rests_is_closed_and_one_that_works_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(protocol, "_KEEP_ALIVE_S", 0.05)
-    monkeypatch.setattr(protocol, "_HEAD_S", 0.05)
     monkeypatch.setattr(protocol, "SWEEP_S", 0.02)
     release = asyncio.Event()
 
@@ -267,7 +266,8 @@ async def test_a_connection_that_rests_is_closed_and_one_that_works_is_not(
         await release.wait()
         await harness.hello(received, out)
 
-    async with harness.one_replica(slow) as (served, fake), wire(served) as client:
+    soon: dict[str, Any] = {"head_timeout_s": 0.05, "idle_timeout_s": 0.05}
+    async with harness.one_replica(slow, **soon) as (served, fake), wire(served) as client:
         client.send(
             post() + b"GET /hea"
         )  # the next head does not come: no reason to cut this answer
@@ -275,6 +275,7 @@ async def test_a_connection_that_rests_is_closed_and_one_that_works_is_not(
         await asyncio.sleep(0.2)
         release.set()
         assert (await client.answer())[0] == 200
+        assert (await client.answer())[0] == 408
         assert await client.closed()
 
 
