@@ -5,6 +5,7 @@ import collections
 import hashlib
 import re
 import subprocess
+from concurrent import futures
 
 from gateway import settings
 from scheduler.contracts import clock, errors, ports, requests
@@ -39,6 +40,9 @@ class Credentials:
         self._directory = directory
         self._clock = time
         self._options = options
+        # Its own threads: a flood of credentials must not keep the disk and the registry waiting.
+        self._checkers = futures.ThreadPoolExecutor(options.munge_parallel, "unmunge")
+        self._checking = 0
         self._cache: collections.OrderedDict[bytes, tuple[float, requests.Caller]] = (
             collections.OrderedDict()
         )
@@ -74,8 +78,22 @@ class Credentials:
             raise errors.Unauthenticated("MUNGE is not offered here: use an API key")
         if not _CREDENTIAL.fullmatch(credential):
             raise errors.Unauthenticated("not a MUNGE credential: make one with `munge -n`")
-        user = await asyncio.to_thread(unmunge, credential, self._options)
+        if self._checking >= self._options.munge_parallel + self._options.munge_waiting:
+            raise errors.Busy(
+                "too many MUNGE credentials are being checked: try again, or use an API key",
+                retry_after_s=1.0,
+            )
+        self._checking += 1
+        checked = asyncio.get_running_loop().run_in_executor(
+            self._checkers, unmunge, credential, self._options
+        )
+        checked.add_done_callback(self._checked)
+        user = await checked
         return await self._directory.caller(user)
+
+    def _checked(self, _: "asyncio.Future[str]") -> None:
+        """One less; also where the caller has left meanwhile: its turn had not come, or nobody listens."""
+        self._checking -= 1
 
 
 def unmunge(credential: str, options: settings.GatewaySettings) -> str:

@@ -36,6 +36,9 @@ class Connection(Protocol):
     expect_100_continue: bool
     server_state: Any
 
+    def end(self) -> None:
+        """End the connection: the last answer is written."""
+
     def on_response_complete(self) -> None:
         """Go on with the connection: the answer is written."""
 
@@ -265,7 +268,7 @@ class Exchange:
         if data:
             self.transport.write(data)
         if not self.keep_alive:
-            self.transport.close()
+            self._connection.end()
         self._connection.on_response_complete()
 
 

@@ -13,6 +13,7 @@ from scheduler.contracts import errors, frames, ids, requests, tracing
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
 
 SERVICE = "forebay.v1.Inference"
+_METADATA_BYTES = 64 * 1024  # as of an HTTP head
 Context = grpc.aio.ServicerContext[Any, Any]
 _Answer = TypeVar("_Answer")
 _Message = TypeVar("_Message", bound=protobuf.Message)
@@ -26,6 +27,10 @@ def options(table: settings.GatewaySettings) -> list[tuple[str, int]]:
     """
     return [
         ("grpc.max_receive_message_length", table.body_limit),
+        ("grpc.max_metadata_size", _METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
+        ("grpc.max_concurrent_streams", table.grpc_streams),
+        ("grpc.max_connection_idle_ms", int(table.idle_timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", int(table.keepalive_min_ping_s * 1000)),
         ("grpc.keepalive_time_ms", int(table.keepalive_time_s * 1000)),
@@ -215,7 +220,8 @@ def _readable(asked: _Message | errors.BadRequest) -> _Message:
 
 def server(gateway: assembly.Gateway) -> "Served":
     """Return the server with its services, not yet bound or started."""
-    made = grpc.aio.server(options=options(gateway.deps.settings))
+    table = gateway.deps.settings
+    made = grpc.aio.server(options=options(table), maximum_concurrent_rpcs=table.grpc_calls)
     made.add_generic_rpc_handlers((_handlers(Inference(gateway)),))
     state = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(state, made)

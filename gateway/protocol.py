@@ -246,14 +246,22 @@ class Protocol(httptools_impl.HttpToolsProtocol):
             else:
                 self._say(error)
 
+    def end(self) -> None:
+        """Close when all is written; a client that still sends is given a moment to hear it.
+
+        Closed with bytes unread, TCP would throw away what was just said.
+        """
+        if not self._deaf or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self._lingering, self._until = True, self.loop.time() + _LINGER_S
+        self.transport.write_eof()
+
     def _say(self, error: errors.ForebayError) -> None:
         """Write an error where no answer runs, and close."""
         if not self.transport.is_closing():
             self.transport.write(heads.refusal(error, self.server_state.default_headers))
-            # Closed with bytes unread, TCP would throw away what was just said.
-            self._lingering, self._until = True, self.loop.time() + _LINGER_S
-            if self.transport.can_write_eof():
-                self.transport.write_eof()
+            self.end()
 
 
 async def sweep(connections: Iterable[Any]) -> None:

@@ -72,7 +72,9 @@ class GenerateRequest(_message.Message):
     cache_hint: _builtins.str
     """key of requests that share a prefix: routing affinity only"""
     deadline_ms: _builtins.int
-    """from arrival; 0: the tier's default"""
+    """From arrival; then the request is ended with DEADLINE_EXCEEDED wherever it is: it waits no longer, and
+    an answer that has begun is cut off. 0: the tier's longest wait, and no end of the answer.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
         """… or these (chat)"""

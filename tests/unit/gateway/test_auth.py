@@ -5,6 +5,7 @@ import dataclasses
 import pathlib
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -157,3 +158,32 @@ async def test_munged_that_is_down_is_a_clear_error(
     made = credentials(Keys(), fake_clock, users=Users(), munge_socket=str(tmp_path / "none"))
     with pytest.raises(errors.Internal, match="is munged running"):
         await made.authenticate("Munge MUNGE:AwQFAAA=:")
+
+
+async def test_a_flood_of_credentials_is_bounded_and_leaves_the_other_threads_alone(
+    fake_clock: clock.FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, running = threading.Event(), threading.Semaphore(0)
+
+    def slow(credential: str, options: settings.GatewaySettings) -> str:
+        running.release()
+        go.wait(20)
+        return "ann"
+
+    monkeypatch.setattr(auth, "unmunge", slow)
+    made = credentials(Keys(), fake_clock, users=Users(), munge_parallel=2, munge_waiting=3)
+    flood = [asyncio.create_task(made.authenticate("Munge MUNGE:abc:")) for _ in range(50)]
+    try:
+        await asyncio.sleep(0)
+        refused = [task for task in flood if task.done()]
+        assert len(refused) == 45
+        for task in refused:
+            error = task.exception()
+            assert isinstance(error, errors.Busy)
+            assert error.retry_after_s
+        await asyncio.wait_for(asyncio.to_thread(lambda: None), 20)
+    finally:
+        go.set()
+    checked = [task for task in flood if task not in refused]
+    assert {(await task).user for task in checked} == {"ann"}
+    assert (await made.authenticate("Munge MUNGE:abc:")).user == "ann"  # there is room again
