@@ -144,6 +144,7 @@ class Losses:
         self._batch = batch
         self._count = 0
         self._missed = 0
+        self._engines = 0  # losses among them that were an engine's failure on this very request
         self.next = Next.FAIL
         self._why = ""
 
@@ -153,10 +154,17 @@ class Losses:
         counts = worked and lost.kind is not errors.Draining
         self._count += counts
         self._missed += not worked
+        self._engines += lost.kind is errors.EngineFailed
         why_not = emitted.why_not
         if self._missed >= _MISSES:
             self.next = Next.FAIL
             self._why = f"no replica can be reached, {self._missed} were tried: try again later"
+        elif counts and self._engines == self._count >= self._limit:
+            self.next = Next.FAIL
+            self._why = (
+                f"engines failed on this request {self._count} times, and go on with others: it is set "
+                "aside, do not send it again as it is"
+            )
         elif counts and self._count >= self._limit:
             self.next = Next.FAIL
             self._why = (
@@ -181,4 +189,6 @@ class Losses:
     def error(self) -> errors.ReplicaLost:
         """Return the error that a request ends in after `Next.FAIL`."""
         again = None if self._count >= self._limit else 1.0
-        return errors.ReplicaLost(self._why, retry_after_s=again)
+        engines = again is None and self._engines == self._count
+        kind = errors.EngineFailed if engines else errors.ReplicaLost
+        return kind(self._why, retry_after_s=again)

@@ -125,9 +125,8 @@ class LocalRoom:
         self._waiters[asking.request_id] = waiter
         try:
             self._admit(model, waiter, now)
-        except errors.ForebayError:
-            del self._waiters[asking.request_id]
-            hold.settle(quota.NOTHING, self._deps.clock.wall_us())
+        except BaseException:
+            self.leave(waiter)  # of whatever it has taken by now
             raise
         return waiter
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway import asks, dependencies, dispatch, emitted, metrics, recording, replica, waiting
-from scheduler.contracts import errors, frames, requests, resume, tracing, usage
+from scheduler.contracts import errors, fleet, frames, requests, resume, tracing, usage
 
 _FLUSH_S = 0.2
 _log = logging.getLogger(__name__)
@@ -214,6 +214,9 @@ class RequestPath:
         batch = request.tier is requests.Tier.BATCH
         losses = emitted.Losses(self._settings.replica_attempts, batch=batch)
         begun, resumed = trip.begun, False
+        failed: list[
+            fleet.Replica
+        ] = []  # on this request; they live on, and others may fail on it too
         for number in itertools.count(1):
             grant = await self._turn(request, waiter, number)
             job = dispatch.Job(
@@ -230,12 +233,18 @@ class RequestPath:
             )
             renewed: str | None = None
             try:
-                return await self._dispatcher.run(job, grant)
+                end = await self._dispatcher.run(job, grant)
+                for each in failed:
+                    if each.replica_id != grant.replica.replica_id:
+                        self._room.suspect(each)  # the request is sound: the replica is not
+                return end
             except replica.Full:
                 self._room.full(grant.replica, request.tier)
             except replica.Lost as lost:
                 if lost.kind is errors.ReplicaLost:
                     self._room.suspect(grant.replica)
+                elif lost.kind is errors.EngineFailed:
+                    failed.append(grant.replica)
                 _log.warning(
                     "%s.%d: %s; %s", request.request_id, number, lost.reason, losses.next.value
                 )

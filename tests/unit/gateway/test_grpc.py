@@ -291,3 +291,25 @@ def test_openai_body_names_the_first_fault() -> None:
     assert body["stream_options"] == {"include_usage": True}
     with pytest.raises(errors.BadRequest, match="either prompt or messages"):
         grpc_server.openai_body(forebay_pb2.GenerateRequest(model="chat", max_tokens=1))
+
+
+async def test_calls_and_metadata_are_bounded() -> None:
+    small = harness.gateway(harness.make_view([]), grpc_calls=1)
+    async with small as served, stub(served) as api:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await api.ListModels(
+                forebay_pb2.ListModelsRequest(), metadata=(*ANN, ("x-large", "a" * 70_000))
+            )
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await api.ListModels(forebay_pb2.ListModelsRequest(), metadata=ANN)).models
+    async with (
+        harness.one_replica(harness.hang, grpc_calls=1) as (served, fake),
+        stub(served) as api,
+    ):
+        call = api.Generate(chat(), metadata=ANN)
+        await harness.until(lambda: fake.running > 0)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await api.ListModels(forebay_pb2.ListModelsRequest(), metadata=ANN)
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        call.cancel()
+        await served.rows(1)
