@@ -61,9 +61,12 @@ def _fbatch(argv: Sequence[str], around: Surroundings) -> int:
         wish = options.submission(said, now_us=now_us, tz=options.zone(around.env))
         wish.setdefault("name", requests_file.name[:256])
         wish.update(cwd=str(around.cwd), umask=_umask(), source=str(requests_file.shown))
+        before = _stamp(requests_file.path)
         answer = around.api.call(
             "POST", _JOBS, params={"options": json.dumps(wish)}, upload=requests_file.path
         ).json
+        if before is None or _stamp(requests_file.path) != before:
+            _withdraw(answer, requests_file.shown, around)
     if said.get("test_only"):
         return _tested(answer, around)
     if answer["bad_lines"] and not said.get("quiet"):
@@ -93,6 +96,26 @@ def _fbatch(argv: Sequence[str], around: Surroundings) -> int:
             file=around.err,
         )
     return 0
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes whenever a file is written or replaced; None if it is gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _withdraw(answer: Mapping[str, Any], shown: str, around: Surroundings) -> None:
+    """Cancel a job whose file was written to meanwhile: what was read may be half of each version."""
+    done = "nothing was submitted"
+    if answer["job_id"] is not None:
+        around.api.call("POST", f"{_JOBS}/{answer['job_id']}/cancel")
+        done = f"job {answer['job_id']} was cancelled"
+    raise command_line.CommandError(
+        f"{shown} changed while it was read, {done}: submit it again when it is whole"
+    )
 
 
 def _tested(answer: Mapping[str, Any], around: Surroundings) -> int:

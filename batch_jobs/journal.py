@@ -10,6 +10,7 @@ runners never work on one job and the death of one frees it at once.
 import dataclasses
 import enum
 import fcntl
+import logging
 import os
 import struct
 import threading
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+_LOG = logging.getLogger(__name__)
 MAGIC = b"forebay-journal-1\n"
 _HEAD = struct.Struct("!II")
 _BODY = struct.Struct("!BIQ")
@@ -37,6 +39,7 @@ class Kind(enum.IntEnum):
 
 
 RESULTS = frozenset({Kind.SUCCEEDED, Kind.FAILED})
+_KINDS = frozenset(Kind)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class JournalBusy(Exception):
 
 
 class JournalError(Exception):
-    """The file is no journal."""
+    """The file is no journal, or one of a version that this one can't read."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -138,6 +141,10 @@ def _read(file: BinaryIO) -> Entry | None:
     if len(payload) < size or zlib.crc32(payload) != checksum:
         return None
     kind, attempt, line = _BODY.unpack_from(payload)
+    if kind not in _KINDS:  # whole, so no damage: never cut away what another version wrote
+        raise JournalError(
+            f"{file.name} holds an entry of kind {kind}: run the version of Forebay that wrote it"
+        )
     return Entry(Kind(kind), line, attempt, payload[_BODY.size :])
 
 
@@ -158,7 +165,7 @@ def entries(file: BinaryIO) -> Iterator[tuple[int, Entry]]:
     """Yield each whole entry with its offset, up to the end or the first torn or damaged one.
 
     Raises:
-        JournalError: the file does not begin as a journal does.
+        JournalError: the file does not begin as a journal does, or a newer version wrote it.
     """
     magic = file.read(len(MAGIC))
     if magic != MAGIC:
@@ -224,6 +231,8 @@ class Writer:
                 raise JournalBusy(f"{path} is held by another runner") from None
             self.recovered = recover(path, last_line)
             self._size = self.recovered.size
+            if cut := os.fstat(self._fd).st_size - self._size:
+                _LOG.warning("%s: %d bytes after its last whole entry are cut", path, cut)
             os.ftruncate(self._fd, self._size)
         except BaseException:
             os.close(self._fd)

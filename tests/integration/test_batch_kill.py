@@ -53,15 +53,21 @@ class Killer:
             await self.never.wait()
 
 
-@pytest.mark.parametrize("seed", range(20))
+SEEDS = [*range(20), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20, 200))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_killed_anywhere_nothing_is_lost_and_nothing_comes_twice(
     tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
     store = world.open_store(tmp_path)
     async with world.ScriptedGateway().running() as gateway:
+        too_long = set()
         for number in chance.sample(range(1, LINES + 1), 12):
             kind = chance.choice((world.SHED, world.PREEMPTED, world.CUT, world.TOO_LONG))
+            if kind is world.TOO_LONG:
+                too_long.add(f"c{number}")
             gateway.script[f"c{number}"] = [kind]
         order = chance.choice(("input", "completion"))
         api = world.AppApi(store, tmp_path)
@@ -93,6 +99,13 @@ async def test_killed_anywhere_nothing_is_lost_and_nothing_comes_twice(
     assert ids == collections.Counter([*(f"c{n}" for n in range(1, LINES + 1)), None])
     assert job.state is model.State.COMPLETED
     assert (job.counts.ok, job.counts.failed) == (len(good), len(bad))
+    for row in good:  # as in a run that nothing disturbed: each line has the answer to itself
+        assert row["response"]["body"]["choices"][0]["message"]["content"] == row["custom_id"]
+    refused = {row["custom_id"] for row in bad if row["custom_id"] is not None}
+    assert refused <= too_long
+    assert {row["error"]["code"] for row in bad if row["custom_id"] is not None} <= {
+        world.TOO_LONG.code
+    }
     if order == "input":
         numbers = [int(line["custom_id"][1:]) for line in good]
         assert numbers == sorted(numbers)

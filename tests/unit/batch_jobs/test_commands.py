@@ -483,3 +483,32 @@ def test_fcancel_does_not_reach_others(
     api.caller = dataclasses.replace(world.ALICE, user="bob")
     assert world.run_command("fcancel", ["1"], api, tmp_path).code == 1
     assert not store.must(1).cancel_us
+
+
+@pytest.mark.parametrize(("argv", "states"), [([], ["CANCELLED"]), (["--test-only"], [])])
+def test_a_file_that_changes_while_it_is_read_is_not_run(
+    api: world.AppApi,
+    store: world.TellingStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    argv: list[str],
+    states: list[str],
+) -> None:
+    name = write(tmp_path, "a.jsonl", world.many(2))
+    call = api.call
+
+    def meanwhile(method: str, path: str, **rest: Any) -> ports.ApiResponse:
+        answer = call(method, path, **rest)
+        with (tmp_path / "a.jsonl").open("ab") as file:
+            file.write(world.line("late"))
+        return answer
+
+    monkeypatch.setattr(api, "call", meanwhile)
+    said = fbatch(api, tmp_path, *argv, name)
+    assert said.code == 1
+    assert "a.jsonl changed while it was read" in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+    for job in store.list():
+        assert job.cancel_us or job.state is model.State.CANCELLED
+    assert len(store.list()) == len(states)

@@ -1,7 +1,10 @@
 """The journal: what is durable, what a torn end costs, who may write."""
 
 import errno
+import logging
 import os
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -137,3 +140,25 @@ def test_an_entry_is_read_back_by_its_offset(tmp_path: Path) -> None:
         assert journal.read_at(file, offsets[1]) == Entry(Kind.FAILED, 2, 3, b"b")
         with pytest.raises(journal.JournalError, match="damaged"):
             journal.read_at(file, offsets[1] + 1)
+
+
+def test_an_entry_of_another_version_is_never_cut_away(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    written(path, Entry(Kind.SUCCEEDED, 1, data=b"a"))
+    payload = struct.pack("!BIQ", 200, 0, 2)
+    newer = path.read_bytes() + struct.pack("!II", len(payload), zlib.crc32(payload)) + payload
+    path.write_bytes(newer)
+    with pytest.raises(journal.JournalError, match="kind 200: run the version"):
+        journal.Writer(path, 9)
+    assert path.read_bytes() == newer
+
+
+def test_what_is_cut_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "j"
+    written(path, Entry(Kind.SUCCEEDED, 1, data=b"a"))
+    with caplog.at_level(logging.WARNING):
+        journal.Writer(path, 9).close()
+        assert not caplog.records
+        path.write_bytes(path.read_bytes() + b"torn")
+        journal.Writer(path, 9).close()
+    assert "4 bytes after its last whole entry are cut" in caplog.text
