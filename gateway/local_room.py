@@ -29,6 +29,7 @@ from scheduler.core import admission, drain, fairness, load, routing
 
 TICK_S = 0.05
 TTFT_KEPT_S = 10.0
+RAN_S = 1.0  # on a replica for less: it was refused there
 
 
 class LocalRoom:
@@ -110,6 +111,8 @@ class LocalRoom:
     def enter(self, asking: asks.Asking) -> local_waiter.LocalWaiter:
         """Let a request wait, or give it a replica at once; see `waiting.Room.enter`."""
         known, now = self._standing(), self.now
+        if asking.request_id in self._waiters:
+            self._replaced(asking)
         draw = self._draw()
         needs = self._reckon.needs(asking, known, draw)
         if self._hopeless(asking.model, needs.version, now):
@@ -134,6 +137,7 @@ class LocalRoom:
         self, asking: asks.Asking, replica: fleet.Replica, version: str
     ) -> local_waiter.LocalWaiter:
         """Count a request that runs already: another owner, or this one before, has admitted it."""
+        self._replaced(asking)
         needs = self._reckon.running(asking, version)
         hold = self._deps.quotas.adopt(self._reckon.claim(asking, needs))
         waiter = local_waiter.LocalWaiter(
@@ -141,11 +145,46 @@ class LocalRoom:
         )
         model = self._model(asking.model)
         model.queue.pass_by(waiter.ticket, self.now)
-        waiter.dispatched = True
+        waiter.dispatched, waiter.turned_at = True, self.now
         guard = self._placer.adopt(asking, needs, replica.replica_id)
         waiter.open = self._granted(model, waiter, replica, guard)
         self._waiters[asking.request_id] = waiter
         return waiter
+
+    def rejoin(self, asking: asks.Asking) -> local_waiter.LocalWaiter:
+        """Let a request wait again that had its turn with another owner, or this one before.
+
+        It was let in already: no bound and no quota refuses it, and its wait has a new limit.
+
+        Raises:
+            errors.ForebayError: nothing could take it any more.
+        """
+        known, now = self._standing(), self.now
+        self._replaced(asking)
+        draw = self._draw()
+        try:
+            needs = self._reckon.needs(asking, known, draw)
+        except errors.ForebayError:
+            if asking.version is None:
+                raise
+            needs = self._reckon.running(asking, asking.version)  # its route has gone on
+        ticket = self._reckon.ticket(asking, needs, now)
+        if asking.deadline_us is None:
+            ticket.deadline = now + self._deps.settings.deadline_s(asking.tier)
+        hold = self._deps.quotas.adopt(self._reckon.claim(asking, needs))
+        waiter = local_waiter.LocalWaiter(asking, needs, ticket, draw, hold)
+        self._waiters[asking.request_id] = waiter
+        queue = self._model(asking.model).queue
+        queue.pass_by(ticket, now)
+        queue.requeue(ticket, now)
+        self._pump(asking.model)
+        return waiter
+
+    def _replaced(self, asking: asks.Asking) -> None:
+        """Forget a request of the same id: it came over a link whose end was not noticed here."""
+        before = self._waiters.get(asking.request_id)
+        if before is not None:
+            self.leave(before)
 
     async def wait(self, waiter: waiting.Waiter) -> waiting.Grant:
         """Return the replica when it is the waiter's turn; see `waiting.Room.wait`."""
@@ -168,21 +207,28 @@ class LocalRoom:
         """Let a request that had its turn wait again, at its old place; see `waiting.Rooms.again`."""
         mine = _mine(waiter)
         mine.dispatched = False
+        now, until = self.now, mine.ticket.deadline
         if version is not None:
             mine.asking = msgspec.structs.replace(mine.asking, version=version)
-            if mine.asking.deadline_us is None:
-                until = self.now + self._deps.settings.deadline_s(mine.asking.tier)
-                mine.ticket = dataclasses.replace(mine.ticket, deadline=until)
+        if mine.asking.deadline_us is None and until is not None:
+            # The limit is one of waiting: the time that it ran on a replica does not count. (A refusal
+            # takes no time, and must not cost it its place among those of the same limit.)
+            ran_s = now - mine.turned_at
+            until += ran_s if ran_s >= RAN_S else 0.0
+            if version is not None:
+                until = now + self._deps.settings.deadline_s(mine.asking.tier)
+            mine.ticket = dataclasses.replace(mine.ticket, deadline=until)
         model = self._model(mine.asking.model)
-        model.queue.requeue(mine.ticket, self.now)
+        model.queue.requeue(mine.ticket, now)
         self._pump(mine.asking.model)
 
     def leave(self, waiter: waiting.Waiter, spent: quota.Spent = quota.NOTHING) -> None:
         """Forget a request, which has used ``spent``; a grant of it that is open is closed."""
         mine = _mine(waiter)
         asking = mine.asking
-        if self._waiters.pop(asking.request_id, None) is None:
+        if self._waiters.get(asking.request_id) is not mine:
             return
+        del self._waiters[asking.request_id]
         model = self._model(asking.model)
         if not mine.dispatched:
             model.queue.remove(asking.request_id)
@@ -280,7 +326,7 @@ class LocalRoom:
             grant = self._place(model, waiter, set())
             if isinstance(grant, local_waiter.LocalGrant):
                 model.queue.pass_by(ticket, now)
-                waiter.dispatched = True
+                waiter.dispatched, waiter.turned_at = True, now
                 waiter.settle(grant)
                 return
         rate = model.rates[asking.tier].per_s(now)
@@ -380,7 +426,7 @@ class LocalRoom:
             others = model.queue.oldest(ticket.tier) is not None
             model.rates[ticket.tier].departed(now, others_wait=others)
             waiter = self._waiters[ticket.request_id]
-            waiter.dispatched = True
+            waiter.dispatched, waiter.turned_at = True, now
             waiter.settle(grant)
             closed = model.closed(now)
 

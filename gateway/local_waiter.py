@@ -51,6 +51,7 @@ class LocalWaiter:
         draw: decides the version by the route's weights, also after the weights change.
         hold: what its quotas keep for it.
         dispatched: whether its team was charged for its turn.
+        turned_at: monotonic seconds at which it had its last turn.
         ring: called when its wait has ended.
         open: the grant that it has, if it was not closed yet.
         placed: where it was sent last.
@@ -62,6 +63,7 @@ class LocalWaiter:
     draw: float
     hold: quota.Hold
     dispatched: bool = False
+    turned_at: float = 0.0
     ring: Callable[[], None] | None = None
     open: LocalGrant | None = None
     placed: router.Placed | None = None

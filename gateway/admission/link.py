@@ -11,6 +11,9 @@ import msgspec
 from gateway.admission import messages
 
 Word = TypeVar("Word")
+BEAT_S = 2.0
+MISSED = 4  # beats in a row: of a host that lost its power comes nothing, not even an end
+_BEAT = messages.Beat()
 _log = logging.getLogger(__name__)
 
 
@@ -36,6 +39,8 @@ class Link(asyncio.Protocol, Generic[Word]):
         self._transport: asyncio.Transport | None = None
         self._in = bytearray()
         self._out: list[bytes] = []
+        self._silent = 0  # beats since something was heard
+        self._timer: asyncio.TimerHandle | None = None
         self.peer = ""
 
     @property
@@ -58,15 +63,34 @@ class Link(asyncio.Protocol, Generic[Word]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = typing.cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        self._timer = self._loop.call_later(BEAT_S, self.beat)
         self._flush()
+
+    def beat(self) -> None:
+        """Say that this side lives; end a link on which nothing was heard for several beats.
+
+        Beats are counted, not seconds: a process that was stopped itself has missed one.
+        """
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._silent += 1
+        if self._silent > MISSED:
+            _log.warning("admission link to %s: nothing heard, it ends", self.peer or "?")
+            self.abort()
+            return
+        self.say(_BEAT)
+        self._timer = self._loop.call_later(BEAT_S, self.beat)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the owner of the link."""
         self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
         self._lost(self)
 
     def data_received(self, data: bytes) -> None:
         """Hand over every whole message."""
+        self._silent = 0
         buffer = self._in
         buffer += data
         start, size = 0, len(buffer)
@@ -81,7 +105,8 @@ class Link(asyncio.Protocol, Generic[Word]):
                     break
                 message = self._decoder.decode(memoryview(buffer)[start + head : end])
                 start = end
-                self._heard(self, message)
+                if type(message) is not messages.Beat:
+                    self._heard(self, message)
         except Exception as error:
             # A side that does not speak the language, or a fault of ours: begin anew either way.
             _log.exception("admission link to %s ends: %s", self.peer or "?", error)

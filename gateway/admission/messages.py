@@ -12,7 +12,7 @@ import msgspec
 from gateway import asks
 from scheduler.contracts import errors, requests
 
-VERSION = 1
+VERSION = 2
 LENGTH = struct.Struct(">I")
 MOST_BYTES = 4 * 1024 * 1024  # an `Enter` with the fingerprints of a million tokens is 10 kB
 
@@ -31,9 +31,14 @@ class Hello(msgspec.Struct, array_like=True, tag=0):
 
 
 class Enter(msgspec.Struct, array_like=True, tag=1):
-    """A request waits."""
+    """A request waits.
+
+    Attributes:
+        turned: it had its turn with another owner, which let it in; see `LocalRoom.rejoin`.
+    """
 
     asking: asks.Asking
+    turned: bool = False
 
 
 class Adopt(msgspec.Struct, array_like=True, tag=2):
@@ -125,8 +130,14 @@ class Prefilled(msgspec.Struct, array_like=True, tag=13):
     request_id: str
 
 
-FromWorker = Hello | Enter | Adopt | Again | Close | Leave | Full | Suspect | FirstToken | Prefilled
-FromOwner = Welcome | Known | Granted | Refused
+class Beat(msgspec.Struct, array_like=True, tag=14):
+    """Either side lives; the link itself hears it, and nobody else."""
+
+
+FromWorker = (
+    Hello | Enter | Adopt | Again | Close | Leave | Full | Suspect | FirstToken | Prefilled | Beat
+)
+FromOwner = Welcome | Known | Granted | Refused | Beat
 Message = FromWorker | FromOwner
 
 _encoder = msgspec.msgpack.Encoder()

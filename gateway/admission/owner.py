@@ -125,8 +125,9 @@ class _Session:
 
     def _enter(self, word: messages.Enter) -> None:
         request_id = word.asking.request_id
+        enter = self._room.rejoin if word.turned else self._room.enter
         try:
-            waiter = self._room.enter(word.asking)
+            waiter = enter(word.asking)
         except errors.ForebayError as error:
             self._refuse(request_id, error)
             return

@@ -66,14 +66,16 @@ class RemoteWaiter:
         open: the grant that it has, until it is closed.
         queued: it waits for its turn, as far as is known here.
         known_to: the link over which the owner was told of it.
+        turned: it has had its turn: an owner has let it in, and no other may refuse it.
     """
 
-    __slots__ = ("_result", "arrived", "asking", "known_to", "open", "queued", "woken")
+    __slots__ = ("_result", "arrived", "asking", "known_to", "open", "queued", "turned", "woken")
 
     def __init__(self, asking: asks.Asking, arrived: float) -> None:
         self.asking = asking
         self.arrived = arrived
         self.queued = True
+        self.turned = False
         self.known_to: link.AnyLink | None = None
         self.open: RemoteGrant | None = None
         self.woken: asyncio.Future[None] | None = None
@@ -236,11 +238,19 @@ class RemoteRoom:
     def adopt(self, asking: asks.Asking, replica: fleet.Replica, version: str) -> RemoteWaiter:
         """Tell the owner of a request that runs already; its grant is the waiter's `open`."""
         waiter = RemoteWaiter(asking, self._deps.clock.monotonic())
-        waiter.queued = False
+        waiter.queued, waiter.turned = False, True
         waiter.open = self._grant(waiter, replica, version)
         self._waiters[asking.request_id] = waiter
         waiter.known_to = self._link
         self._say(_adoption(asking, waiter.open))
+        return waiter
+
+    def rejoin(self, asking: asks.Asking) -> RemoteWaiter:
+        """Let a request wait again that had its turn with another owner."""
+        waiter = RemoteWaiter(asking, self._deps.clock.monotonic())
+        waiter.turned = True
+        self._waiters[asking.request_id] = waiter
+        self._ask(waiter)
         return waiter
 
     def full(self, replica: fleet.Replica, tier: requests.Tier) -> None:
@@ -271,7 +281,7 @@ class RemoteRoom:
         elif isinstance(message, messages.Known):
             bare = pb.Replica.FromString(message.replica)
             self._replicas[message.number] = wire.replica_from_pb(bare)
-        else:
+        elif isinstance(message, messages.Welcome):
             self._welcome(one, message)
 
     def _welcome(self, one: link.AnyLink, message: messages.Welcome) -> None:
@@ -295,7 +305,7 @@ class RemoteRoom:
         if waiter is None:
             return  # it has left; the owner hears that next
         grant = self._grant(waiter, self._replicas[message.number], message.served)
-        waiter.open = grant
+        waiter.open, waiter.turned = grant, True
         waiter.settle(grant)
 
     def _grant(self, waiter: RemoteWaiter, replica: fleet.Replica, version: str) -> RemoteGrant:
@@ -326,7 +336,7 @@ class RemoteRoom:
 
     def _ask(self, waiter: RemoteWaiter) -> None:
         waiter.known_to = self._link
-        self._say(messages.Enter(waiter.asking))
+        self._say(messages.Enter(waiter.asking, waiter.turned))
 
     def _say(self, message: messages.FromWorker) -> None:
         """Tell the owner; one that is away hears of what still holds when it is back."""

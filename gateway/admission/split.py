@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from gateway import asks, refusals, waiting
 from gateway.admission import ownership, remote
 from scheduler.contracts import errors, fleet, quota, requests
@@ -26,6 +28,10 @@ class Home(waiting.Room, Protocol):
 
     def adopt(self, asking: asks.Asking, replica: fleet.Replica, version: str) -> "Adopted":
         """Count a request that runs already."""
+        ...
+
+    def rejoin(self, asking: asks.Asking) -> waiting.Waiter:
+        """Let a request wait again that had its turn in another room: it was let in already."""
         ...
 
 
@@ -61,21 +67,23 @@ class _Grant:
 
 
 class _Waiter:
-    """A request, and the room that it is in now."""
+    """A request, and the room that it is in now.
 
-    __slots__ = ("asking", "grant", "inner", "refused", "room")
+    Attributes:
+        turned: it has had its turn.
+        refused: why it is nowhere any more: the owner to which it moved would not have it.
+    """
+
+    __slots__ = ("arrived", "asking", "grant", "inner", "refused", "room", "turned")
 
     def __init__(self, room: Home, inner: waiting.Waiter) -> None:
         self.asking = inner.asking
+        self.arrived = inner.arrived  # it stays: a move is no new arrival
         self.room = room
         self.inner = inner
         self.grant: _Grant | None = None
-        self.refused: errors.ForebayError | None = None  # by the owner to which it moved
-
-    @property
-    def arrived(self) -> float:
-        """Monotonic seconds of its arrival."""
-        return self.inner.arrived
+        self.turned = False
+        self.refused: errors.ForebayError | None = None
 
 
 class SplitRoom:
@@ -122,20 +130,26 @@ class SplitRoom:
         """Return the replica when it is the waiter's turn; see `waiting.Room.wait`."""
         mine = self._mine(waiter)
         while True:
-            inner = mine.inner
+            if mine.refused is not None:
+                raise mine.refused
             try:
-                mine.grant = _Grant(await mine.room.wait(inner))
+                mine.grant = _Grant(await mine.room.wait(mine.inner))
             except refusals.Moved:
-                if mine.refused is not None:
-                    raise mine.refused from None
                 continue
+            mine.turned = True
             return mine.grant
 
     def again(self, waiter: waiting.Waiter, version: str | None = None) -> None:
         """Let a request that had its turn wait again, at its old place; see `waiting.Rooms.again`."""
         mine = self._mine(waiter)
         mine.grant = None
-        mine.room.again(mine.inner, version)
+        if version is not None:
+            mine.asking = msgspec.structs.replace(mine.asking, version=version)
+        room = self._room(mine.asking.model)
+        if room is mine.room:
+            room.again(mine.inner, version)
+        else:
+            self._move(mine, room)  # its model moved between its end there and now
 
     def leave(self, waiter: waiting.Waiter, spent: quota.Spent = quota.NOTHING) -> None:
         """Forget a request, which has used ``spent``."""
@@ -178,7 +192,7 @@ class SplitRoom:
         moved = 0
         for waiter in list(self._waiters.values()):
             room = self._room(waiter.asking.model)
-            if room is not waiter.room:
+            if room is not waiter.room and waiter.refused is None:
                 self._move(waiter, room)
                 moved += 1
         used = {waiter.room for waiter in self._waiters.values()}
@@ -190,18 +204,20 @@ class SplitRoom:
 
     def _move(self, waiter: _Waiter, room: Home) -> None:
         old, inner, grant = waiter.room, waiter.inner, waiter.grant
-        waiter.room = room
-        if grant is not None and grant.inner is not None:
-            adopted = room.adopt(waiter.asking, grant.replica, grant.version)
-            waiter.inner, grant.inner = adopted, adopted.open
-        elif grant is None:
-            try:
-                waiter.inner = room.enter(waiter.asking)
-            except errors.ForebayError as error:
-                waiter.refused = error
-        else:
-            waiter.room = old  # it has ended and settles where it ran
-            return
+        if grant is not None and grant.inner is None:
+            return  # it has ended and settles where it ran
+        waiter.refused = None
+        try:
+            if grant is not None:
+                adopted = room.adopt(waiter.asking, grant.replica, grant.version)
+                waiter.inner, grant.inner = adopted, adopted.open
+            else:
+                enter = room.rejoin if waiter.turned else room.enter
+                waiter.inner = enter(waiter.asking)
+            waiter.room = room
+        except errors.ForebayError as error:
+            # One that runs goes on uncounted; who waits hears it as its refusal.
+            waiter.refused = error
         old.withdraw(inner)
 
     def _room(self, model: str) -> Home:

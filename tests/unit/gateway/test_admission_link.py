@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway import asks, dependencies, local_room, settings, waiting
-from gateway.admission import link, messages, ownership, place, remote, rooms
-from scheduler.contracts import clock, errors, fleet, ids, ports, quota, requests, usage
+from gateway.admission import link, messages, owner, ownership, place, remote, rooms, split
+from scheduler.contracts import clock, errors, fleet, ids, ports, quota, requests, usage, wire
 from tests.unit.gateway import harness
 
 I, B = requests.Tier.INTERACTIVE, requests.Tier.BATCH  # noqa: E741 - tiers
@@ -402,3 +403,147 @@ async def test_an_owner_waits_for_its_workers_before_the_first_turn() -> None:
             await harness.until(lambda: made.room.waiting("chat")["interactive"] == 1)
             async with made.worker():
                 await turn(first, a)
+
+
+async def test_a_stream_that_waits_again_is_let_in_by_the_heir_whatever_its_bounds_say() -> None:
+    """It began two minutes ago; limit, bound and quota were passed when it came, and are not asked again."""
+    async with house(ONE, queue_interactive=1) as made, made.worker() as room:
+        await harness.until(lambda: room.connected)
+        long_ago = clock.SystemClock().wall_us() - 120_000_000
+        old = msgspec.structs.replace(ask("a"), arrived_us=long_ago)
+        a = room.adopt(old, ONE.replicas[0], "1")
+        b = room.enter(ask("b"))
+        await harness.until(lambda: made.room.waiting("chat")["interactive"] == 1)
+        assert a.open is not None
+        a.open.close()
+        grant = await turn(room, b)
+        room.again(a, "1")
+        await harness.until(lambda: made.room.waiting("chat")["interactive"] == 1)
+        await made.end()
+        await harness.until(lambda: not room.connected)
+        await made.start()
+        await harness.until(lambda: set(made.book.held) == {"a", "b"})
+        assert sorted(made.book.adopted) == ["a", "b"]
+        grant.close()
+        assert (await turn(room, a)).version == "1"
+
+
+@pytest.mark.parametrize("running", [True, False])
+async def test_a_request_told_over_two_links_counts_once(running: bool) -> None:
+    """A half-open link: its worker comes back over a new one before the end of the old is noticed."""
+    book = Book()
+    room = local_room.LocalRoom(dependencies_of(ONE, book))
+    served = owner.Owner(room, TOKEN, "g1")
+    first, second = (served.accept() for _ in range(2))
+    wires = [FakeWire(), FakeWire()]
+    first.connection_made(wires[0])
+    second.connection_made(wires[1])
+    asked = ask("a")
+    bare = wire.replica_to_pb(ONE.replicas[0]).SerializeToString()
+    told: list[messages.FromWorker] = [messages.Enter(asked), messages.Enter(asked)]
+    if running:
+        told[1] = messages.Adopt(asked, bare, "1")
+    for to, word in zip((first, second), told, strict=True):
+        to.data_received(messages.encode(messages.Hello(TOKEN, "w")))
+        to.data_received(messages.encode(word))
+    first.connection_lost(None)
+    assert room.loads.total(ids.ReplicaId("r1")) == 1
+    assert set(book.held) == {"a"}
+    second.data_received(messages.encode(messages.Leave("a", 1, 0, 1)))
+    await asyncio.sleep(0)
+    assert room.loads.idle
+    assert not book.held
+    second.connection_lost(None)
+
+
+async def test_a_link_on_which_nothing_is_heard_ends() -> None:
+    lost: list[object] = []
+    made = link.Link(messages.from_owner, lambda *_: None, lost.append)
+    wire_ = FakeWire()
+    made.connection_made(wire_)
+    for _ in range(link.MISSED):
+        made.beat()
+    made.data_received(messages.encode(messages.Beat()))  # it lives after all
+    for _ in range(link.MISSED):
+        made.beat()
+    assert not wire_.closed
+    made.beat()
+    assert wire_.closed
+    made.connection_lost(None)
+    assert lost == [made]
+
+
+class FakeWire(asyncio.Transport):
+    """A transport that goes nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = False
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Lose it."""
+
+    def abort(self) -> None:
+        self.closed = True
+
+
+class Near:
+    """A room of this process in the place of another host's."""
+
+    def __init__(self, room: local_room.LocalRoom) -> None:
+        self._room = room
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._room, name)
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+def two_hosts(
+    view: fleet.FleetView, book: Book | None = None
+) -> tuple[split.SplitRoom, list[tuple[fleet.Gateway, ...]], local_room.LocalRoom]:
+    """Return this host's way, the list of hosts (the model is the other's), and the other's room."""
+    me = fleet.Gateway("me", "127.0.0.1:1")
+    names = (fleet.Gateway(f"far{n}", "127.0.0.1:1") for n in range(100))
+    far = next(one for one in names if ownership.owner("chat", [me, one]) == one)
+    live: list[tuple[fleet.Gateway, ...]] = [(me, far)]
+    own = local_room.LocalRoom(dependencies_of(view, book), lambda: 0.99)
+    other = local_room.LocalRoom(dependencies_of(view), lambda: 0.0)
+    made: Any = Near(other)
+    return split.SplitRoom("me", own, lambda: live[0], lambda _: made), live, other
+
+
+async def test_a_stream_that_moves_while_it_waits_keeps_its_version() -> None:
+    view = harness.make_view(
+        [harness.make_replica("r1", seats=1), harness.make_replica("r2", version="2")],
+        weights={"1": 50, "2": 50},
+    )
+    room, live, other = two_hosts(view)
+    waiter = room.enter(ask("a"))
+    grant = await turn(room, waiter)
+    assert grant.version == "1"
+    grant.close()
+    other.enter(ask("b", version="1"))
+    room.again(waiter, grant.version)
+    live[0] = live[0][:1]
+    room.refresh()
+    assert (await turn(room, waiter)).version == "1"
+    room.leave(waiter)
+
+
+async def test_a_refusal_after_a_move_is_told_as_what_it_is() -> None:
+    view = harness.make_view([harness.make_replica("r1", seats=1)])
+    room, live, other = two_hosts(view, Book())
+    other.enter(ask("b"))
+    waiter = room.enter(msgspec.structs.replace(ask("a"), team="poor"))
+    live[0] = live[0][:1]
+    room.refresh()
+    with pytest.raises(errors.QuotaExceeded):
+        await turn(room, waiter)
+    room.leave(waiter)
+    room.refresh()
+    assert not other.waiting("chat")["interactive"]

@@ -44,11 +44,25 @@ async def test_an_answer_that_has_begun_gets_a_new_limit(begun: bool) -> None:
     set_view(at, harness.make_view([one], revision=3))
     at.tick()
     async with asyncio.timeout(5):
-        if begun:
-            assert (await at.wait(waiter)).version == "1"
-        else:
-            with pytest.raises(errors.Expired):
-                await at.wait(waiter)
+        assert (await at.wait(waiter)).version == "1"
+
+
+async def test_the_time_on_a_replica_is_no_waiting_and_waiting_still_ends() -> None:
+    time = clock.FakeClock()
+    one = harness.make_replica("r1")
+    at = room(harness.make_view([one]), time)
+    waiter = at.enter(asking(time))
+    grant = await at.wait(waiter)
+    await time.advance(30.0)
+    starting = dataclasses.replace(one, state=fleet.ReplicaState.STARTING)
+    set_view(at, harness.make_view([starting], revision=2))
+    at.tick()
+    grant.close()
+    at.again(waiter)
+    await time.advance(10.0)
+    at.tick()
+    with pytest.raises(errors.Expired):
+        await at.wait(waiter)
 
 
 def set_view(at: local_room.LocalRoom, view: fleet.FleetView) -> None:
