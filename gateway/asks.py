@@ -14,6 +14,8 @@ from gateway import fingerprints, standing
 from scheduler.contracts import errors, requests
 from scheduler.core import outputs, prefixes, routing
 
+_CALLS = ("tool_calls", "function_call")
+_SHOWN = ("functions", "documents")
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -31,6 +33,8 @@ class Asking(msgspec.Struct, frozen=True, array_like=True):
         size: bytes that wait with it, roughly.
         prefix: the prompt's fingerprints.
         endpoint: the route's path.
+        all_tokens: of every prompt and input that came as ids: what quotas reserve.
+        all_chars: of everything that may become prompt text: every prompt, calls of tools among messages.
     """
 
     request_id: str
@@ -51,6 +55,8 @@ class Asking(msgspec.Struct, frozen=True, array_like=True):
     cache_hint: str | None = None
     prefix: prefixes.Prefix = prefixes.NONE
     endpoint: str = ""
+    all_tokens: int = 0
+    all_chars: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ class Needs:
         prompt_tokens: of one sequence, estimated where it is not known.
         output_tokens: of one sequence, estimated.
         long: whether it belongs in the long-context pool.
+        most_output_tokens: that one sequence may have, for quotas: rather too many than too few.
     """
 
     version: str
@@ -71,6 +78,7 @@ class Needs:
     prompt_tokens: int = 0
     output_tokens: int = 0
     long: bool = False
+    most_output_tokens: int = 0
 
     @property
     def room_tokens(self) -> int:
@@ -123,6 +131,7 @@ def of(request: requests.InferenceRequest, chunk_bytes: int = prefixes.CHUNK_BYT
         request.cache_hint,
         fingerprints.of(request, chunk_bytes),
         request.endpoint.value,
+        *everything(body, chars),
     )
 
 
@@ -155,11 +164,11 @@ def needs(
             f"the prompt and max_tokens need {tokens} tokens, the context of {asking.model} is "
             f"{route.max_context}: shorten one of them"
         )
-    most = known.most_seats(asking.model, asking.tier)
-    if most is not None and asking.seats > most:
+    limit = known.most_seats(asking.model, asking.tier)
+    if limit is not None and asking.seats > limit:
         raise errors.BadRequest(
             f"the request asks for {asking.seats} sequences at once, a replica of {asking.model} "
-            f"runs {most}: lower n or send fewer prompts"
+            f"runs {limit}: lower n or send fewer prompts"
         )
     prompt = asking.prompt_tokens or learned.prompt_tokens(asking.model, asking.chars)
     output = 0
@@ -169,7 +178,11 @@ def needs(
     prompt = min(prompt, route.max_context)
     output = min(output, max(0, route.max_context - prompt))
     long = 0 < long_at <= prompt
-    return Needs(version, asking.adapter, asking.seats, tokens, prompt, output, long)
+    most = 0
+    if asking.endpoint != requests.Endpoint.EMBEDDINGS.value:
+        most = learned.most_tokens(asking.model, asking.team, asking.max_tokens)
+        most = min(most, route.max_context)
+    return Needs(version, asking.adapter, asking.seats, tokens, prompt, output, long, most)
 
 
 def prompt_ids(body: Mapping[str, Any]) -> int:
@@ -182,6 +195,34 @@ def prompt_ids(body: Mapping[str, Any]) -> int:
     if isinstance(prompt[0], list):
         return max(map(len, prompt))
     return 0
+
+
+def everything(body: Mapping[str, Any], chars: int) -> tuple[int, int]:
+    """Return token ids and characters of all prompts together, and of what else the template may show.
+
+    Args:
+        body: the request's.
+        chars: of its messages and its longest prompt.
+    """
+    tokens = 0
+    for name in ("prompt", "input"):
+        given = body.get(name)
+        if not isinstance(given, list) or not given:
+            continue
+        if isinstance(given[0], str):
+            chars += sum(map(len, given)) - max(map(len, given))
+        elif isinstance(given[0], list):
+            tokens += sum(map(len, given))
+        elif isinstance(given[0], int):
+            tokens += len(given)
+    for message in body.get("messages") or ():
+        for name in _CALLS:
+            if called := message.get(name):
+                chars += len(repr(called))
+    for name in _SHOWN:
+        if shown := body.get(name):
+            chars += len(repr(shown))
+    return tokens, chars
 
 
 def sequences(body: Mapping[str, Any]) -> int:

@@ -7,6 +7,7 @@ from gateway import asks, settings, standing
 from scheduler.contracts import clock, quota
 from scheduler.core import admission, fairness, outputs
 
+LEAST_CHARS = 4  # a token: English prose with the vocabularies in use
 TEMPLATE_TOKENS = 64  # what a chat template may add; a quota has to hold more than the prompt takes
 
 
@@ -32,7 +33,8 @@ class Reckoning:
         prompt = asking.prompt_tokens or self._learned.prompt_tokens(asking.model, asking.chars)
         output = self._learned.output_tokens(asking.model, asking.team, asking.max_tokens)
         long = 0 < self._options.long_prompt_tokens <= prompt
-        return asks.Needs(version, asking.adapter, asking.seats, 0, prompt, output, long)
+        most = asking.max_tokens or output
+        return asks.Needs(version, asking.adapter, asking.seats, 0, prompt, output, long, most)
 
     def ticket(self, asking: asks.Asking, needs: asks.Needs, now: float) -> admission.Ticket:
         """Return its place in the queue, as of monotonic second ``now``."""
@@ -54,7 +56,15 @@ class Reckoning:
 
     def claim(self, asking: asks.Asking, needs: asks.Needs) -> quota.Claim:
         """Return what it reserves of its quotas: rather too much than too little."""
-        most = asking.max_tokens or needs.output_tokens
+        prompt, chars = (
+            max(asking.all_tokens, asking.prompt_tokens),
+            max(asking.all_chars, asking.chars),
+        )
+        if chars or not prompt:
+            text = self._learned.prompt_tokens(asking.model, chars)
+            # What short or odd texts have taught must not make the next one nearly free.
+            text = max(text, chars // LEAST_CHARS)
+            prompt += text * 5 // 4 + TEMPLATE_TOKENS
         return quota.Claim(
             asking.request_id,
             asking.team,
@@ -62,8 +72,8 @@ class Reckoning:
             asking.key_id,
             asking.model,
             asking.tier.value,
-            asking.prompt_tokens or needs.prompt_tokens * 5 // 4 + TEMPLATE_TOKENS,
-            needs.seats * most,
+            prompt,
+            needs.seats * needs.most_output_tokens,
             asking.arrived_us,  # as in the usage record: both count in the same day
         )
 

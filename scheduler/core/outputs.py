@@ -76,6 +76,18 @@ class Outputs:
         learned = rules.first_tokens if recent is None else recent.quantile(rules.quantile)
         return min(learned, max_tokens) if max_tokens else learned
 
+    def most_tokens(self, model: str, team: str, max_tokens: int) -> int:
+        """Return how many tokens a quota has to keep for an answer: ``max_tokens`` where it is said.
+
+        Else the longest of the team's latest answers, and never less than what is thought of a team that
+        the model has not answered yet: short answers say nothing about the next one.
+        """
+        if max_tokens:
+            return max_tokens
+        recent = self._lengths.get((model, team))
+        least = self._rules.first_tokens
+        return least if recent is None else max(least, recent.quantile(1.0))
+
     def prompt_tokens(self, model: str, chars: int) -> int:
         """Return how many tokens a prompt of ``chars`` characters is thought to have."""
         known = self._ratios.get(model)

@@ -1,13 +1,17 @@
 """What the waiting room does with its rules: a flood, room in tokens, holdback, stale statistics."""
 
 import collections
+import contextlib
 import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway import asks, dependencies, local_room, local_waiter, settings
 from scheduler.contracts import clock, errors, fleet, ids, ports, quota, requests, usage
+from scheduler.core import quota as books
+from scheduler.core import quota_limits as limits
 from tests.unit.gateway import harness
 
 I, S, B = requests.Tier.INTERACTIVE, requests.Tier.STANDARD, requests.Tier.BATCH  # noqa: E741 - tiers
@@ -56,7 +60,10 @@ class _Hold:
 
 
 def room(
-    time: clock.FakeClock, *replicas: fleet.Replica, book: Book | None = None, **options: Any
+    time: clock.FakeClock,
+    *replicas: fleet.Replica,
+    book: quota.Quotas | None = None,
+    **options: Any,
 ) -> tuple[local_room.LocalRoom, ports.StaticFleet]:
     source = ports.StaticFleet(harness.make_view(replicas, max_context=65536))
     deps = dependencies.Dependencies(
@@ -310,3 +317,75 @@ async def test_standard_that_has_waited_too_long_takes_a_seat_that_is_kept(
         running.append(newest)
     assert granted
     assert turn >= 59  # not before its time
+
+
+def body_ask(endpoint: requests.Endpoint, **body: Any) -> asks.Asking:
+    return asks.of(
+        requests.InferenceRequest(
+            ids.RequestId("x"),
+            endpoint,
+            {"model": "chat", **body},
+            "chat",
+            I,
+            harness.ANN,
+            False,
+            1,
+        )
+    )
+
+
+_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "a" * 40_000}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "least"),
+    [
+        (body_ask(requests.Endpoint.EMBEDDINGS, input=["x" * 4000] * 100), 100_000),
+        (body_ask(requests.Endpoint.EMBEDDINGS, input=[[1] * 1000] * 100), 100_000),
+        (body_ask(requests.Endpoint.EMBEDDINGS, input=[1] * 1000), 1000),
+        (body_ask(requests.Endpoint.COMPLETIONS, prompt=[[1] * 100] * 8, max_tokens=1), 800 + 8),
+        (body_ask(requests.Endpoint.COMPLETIONS, prompt=["x" * 400] * 8, max_tokens=1), 800 + 8),
+        (
+            body_ask(
+                requests.Endpoint.CHAT,
+                messages=[{"role": "assistant", "content": None, "tool_calls": [_CALL]}],
+                max_tokens=1,
+            ),
+            10_000,
+        ),
+        (
+            body_ask(
+                requests.Endpoint.CHAT,
+                messages=[{"role": "user", "content": "x"}],
+                functions=[_CALL],
+                max_tokens=1,
+            ),
+            10_000,
+        ),
+        (body_ask(requests.Endpoint.CHAT, messages=[{"role": "user", "content": "x"}]), 256),
+    ],
+)
+async def test_two_hundred_at_once_overspend_by_no_more_than_one(
+    fake_clock: clock.FakeClock, asked: asks.Asking, least: int
+) -> None:
+    """Whatever the shape: what each reserves covers what each uses, also where answers were short so far."""
+    short = quota.Spent(2, 0, 1)
+    limits_ = [limits.Limit(_DAY, 3 * least)]
+    book = books.Book()
+    made, _ = room(fake_clock, harness.make_replica("r1", seats=8), book=book)
+    for n in range(70):
+        made.leave(made.enter(ask(f"l{n}", team=asked.team, chars=4000, size=4000)), short)
+        await fake_clock.advance(0)
+    book.set_limits(limits_)
+    taken: list[local_waiter.LocalWaiter] = []
+    for n in range(200):
+        with contextlib.suppress(errors.QuotaExceeded):
+            one = msgspec.structs.replace(asked, request_id=str(n), arrived_us=NOW_US)
+            taken.append(made.enter(one))
+    for waiter in taken:
+        made.leave(waiter, quota.Spent(least, 0, 0))
+    assert 1 <= len(taken) <= 3
+    assert sum(amount for amount in book.collect().values()) <= 3 * least + least
+
+
+_DAY = limits.Key(limits.Scope.TEAM, "physics", "", "", "", limits.Kind.TOKENS_PER_DAY)
