@@ -127,11 +127,13 @@ class Books:
         )
 
     def _take(self, first_us: int, last_us: int) -> Snapshot:
-        live = dict(self._segments())
+        unread: list[str] = []
+        live = dict(self._segments(unread))
         current = manifests.load(self._folder) or manifests.Manifest()
         fresh = {name: found for name, found in live.items() if name not in current.segments}
         parts = {name: columns.read(found) for name, found in fresh.items()}
         problems = [parts[name].problem for name, found in fresh.items() if found.sealed]
+        problems += unread
         files: dict[str, list[manifests.File]] = {table: [] for table in schema.TABLES}
         for entry in current.files:
             if entry.first_us < last_us and entry.last_us >= first_us and entry.table in files:
@@ -148,12 +150,14 @@ class Books:
         }
         return Snapshot(rows, files, tuple(filter(None, problems)))
 
-    def _segments(self) -> Iterator[tuple[str, segment.Scan]]:
+    def _segments(self, unread: list[str]) -> Iterator[tuple[str, segment.Scan]]:
         for path in ship.segments(self.state_dir):
             try:
                 yield path.name, segment.scan_segment(path)
             except FileNotFoundError:
                 continue  # shipped since the listing: the manifest, read later, has it
+            except OSError as error:
+                unread.append(ship.unreadable(path, error))
 
     def fault(self, entry: manifests.File) -> str:
         """Return "" if a file is as it was written, else one line; a wrong one is set aside.

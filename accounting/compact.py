@@ -26,7 +26,6 @@ PIECE_ROWS = 500_000  # as written; about 250 MB while they are merged
 OPEN_AT_MOST_S = 6 * 3600.0
 _GROUP_ROWS = 131_072
 _MEMORY_MB = 512
-_LOST = "gateway died before the answer"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,7 +155,7 @@ SELECT * REPLACE (
   CASE WHEN outcome = 'open' THEN 'error' ELSE outcome END AS outcome,
   CASE WHEN outcome = 'open' THEN greatest(arrived_us, started_us) ELSE ended_us END AS ended_us,
   CASE WHEN outcome = 'open' THEN 'platform' ELSE payer END AS payer,
-  CASE WHEN outcome = 'open' THEN '{_LOST}' ELSE reason END AS reason
+  CASE WHEN outcome = 'open' THEN '{ship.LOST}' ELSE reason END AS reason
 ) FROM ({merge.statement("piece")}) ORDER BY request_id, attempt"""  # noqa: S608 - ours
 
     def each() -> Iterator[Any]:

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -96,7 +97,12 @@ def roll(
             known = load_day(folder, hour_us).get(hour_us)
             if hour_us + HOUR_US > over or (known is not None and known.inputs == inputs):
                 continue
-            done = _one(read, folder, hour_us, inputs, clock.wall_us(), otherwise, done)
+            try:
+                done = _one(read, folder, hour_us, inputs, clock.wall_us(), otherwise, done)
+            except (duckdb.Error, ValueError, ArithmeticError) as error:  # the other hours go on
+                name = f"{schema.day_of(hour_us)} {hour_us // HOUR_US % 24:02}:00Z"
+                why = f"GPU time of {name} can't be shared out: {str(error).partition(chr(10))[0]}"
+                done = dataclasses.replace(done, problems=(*done.problems, why))
         return done
 
 

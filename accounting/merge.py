@@ -96,7 +96,7 @@ def statement(source: str) -> str:
         f'"{name}"' if name in _KEY else f'best."{name}" AS "{name}"' for name in names
     )
     every = ", ".join(f'"{name}"' for name in names)
-    prompt = "{0}.uncached_prompt_tokens + {0}.cached_prompt_tokens"
+    prompt = "{0}.uncached_prompt_tokens::HUGEINT + {0}.cached_prompt_tokens"
     further = (
         "c.outcome <> 'ok' AND r.request_id IS NOT NULL AND (r.output_tokens > c.output_tokens OR "
         f"(r.output_tokens = c.output_tokens AND {prompt.format('r')} > {prompt.format('c')}))"

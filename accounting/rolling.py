@@ -111,11 +111,16 @@ def _roll(
                 problems += [*faults, f"{target}: {day} is not summed anew until that is mended"]
                 continue
             part = _sum(records, day, files, before, floor_us)
+            if _apply(target, part, clock.wall_us()):
+                days += 1
+                minutes += len(part.minutes) + 60 * len(part.hours)
         except books.Moved:
             continue  # compacted meanwhile: the next pass sees it
-        if _apply(target, part, clock.wall_us()):
-            days += 1
-            minutes += len(part.minutes) + 60 * len(part.hours)
+        except (duckdb.Error, ValueError, ArithmeticError) as error:
+            if any(word in str(error) for word in _NOT_ITS_FAULT):
+                raise
+            first = str(error).partition("\n")[0]  # the other days go on
+            problems.append(f"{target}: {day} can't be summed, it keeps its old sums: {first}")
     if days:
         _forget(target, floor_us)
     return Rolled(days, minutes, tuple(problems))
@@ -287,7 +292,7 @@ def _add_up(session: Any, family: str, fine: str, coarse: str, wanted: str) -> N
         else (rollup.LATENCY_KEYS, rollup.LATENCY_SUMS)
     )
     length = rollup.LEVELS[coarse]
-    sums = ", ".join(f"sum({name})::BIGINT AS {name}" for name in values)
+    sums = ", ".join(f"sum({name})::HUGEINT AS {name}" for name in values)
     session.execute(
         f"INSERT INTO {family}_{coarse} BY NAME "  # noqa: S608 - names and numbers of ours
         f"SELECT period_us // {length} * {length} AS period_us, {rollup.quoted(keys)}, {sums} "

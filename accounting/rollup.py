@@ -89,7 +89,7 @@ def quoted(names: tuple[str, ...]) -> str:
 
 def usage_of(source: str, length_us: int) -> str:
     """Return the statement that sums merged rows of ``source`` by periods of ``length_us``."""
-    sums = ", ".join(f"coalesce({text}, 0)::BIGINT AS {name}" for name, text in SUMS.items())
+    sums = ", ".join(f"coalesce({text}, 0)::HUGEINT AS {name}" for name, text in SUMS.items())
     return (
         f"SELECT arrived_us // {length_us} * {length_us} AS period_us, {quoted(KEYS)}, {sums} "  # noqa: S608
         f"FROM {source} GROUP BY ALL"
@@ -157,6 +157,8 @@ def opened(path: Path, *, write: bool = False, wait_s: float | None = None) -> I
                 ) from error
             time.sleep(_POLL_S)
     try:
+        if write:
+            path.chmod(0o640)  # whatever the umask
         session.execute("SET TimeZone = 'UTC'")
         yield session
     finally:
@@ -166,7 +168,7 @@ def opened(path: Path, *, write: bool = False, wait_s: float | None = None) -> I
 def create(session: Any) -> None:
     """Make the tables that are not there."""
     keys = ", ".join(f'"{name}" VARCHAR NOT NULL' for name in KEYS)
-    sums = ", ".join(f"{name} BIGINT NOT NULL" for name in SUMS)
+    sums = ", ".join(f"{name} HUGEINT NOT NULL" for name in SUMS)
     for level in LEVELS:
         session.execute(
             f"CREATE TABLE IF NOT EXISTS usage_{level} (period_us BIGINT NOT NULL, {keys}, {sums})"
@@ -185,6 +187,18 @@ def create(session: Any) -> None:
     )
     session.execute("CREATE TABLE IF NOT EXISTS facts (name VARCHAR PRIMARY KEY, value BIGINT)")
     session.execute("INSERT OR IGNORE INTO facts VALUES ('version', $1)", [VERSION])
+    _widen(session)
+
+
+def _widen(session: Any) -> None:
+    """Give sums that an earlier release kept in 64 bits their 128."""
+    narrow = session.execute(
+        "SELECT table_name, column_name FROM information_schema.columns "
+        "WHERE table_name LIKE 'usage\\_%' ESCAPE '\\' AND data_type = 'BIGINT'"
+    ).fetchall()
+    for table, column in narrow:
+        if column in SUMS:
+            session.execute(f"ALTER TABLE {table} ALTER {column} TYPE HUGEINT")
 
 
 @contextlib.contextmanager

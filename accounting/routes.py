@@ -354,6 +354,9 @@ async def answered(
         return _internal(
             "this report needs more memory: ask for less, or raise accounting.memory_mb"
         )
+    except (duckdb.Error, ValueError, ArithmeticError) as error:
+        first = str(error).partition("\n")[0]
+        return _internal(f"this report can't be made: {first}: ask for another window or team")
 
 
 def known_month(text: str) -> str:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scheduler.contracts import usage
+from scheduler.contracts import errors, usage
 
 MAGIC = b"FOREBAY2"
 _MAGICS = (MAGIC, b"FOREBAY1")
@@ -109,7 +109,12 @@ class Encoder:
         self._known: dict[int, tuple[usage.Identity, str]] = {}
 
     def encode(self, row: usage.Row) -> bytes:
-        """Return a row as a record, ready to be written."""
+        """Return a row as a record, ready to be written.
+
+        Raises:
+            errors.Internal: a number that no reader would take; nothing is changed.
+        """
+        _refuse_odd(row)
         if not isinstance(row, usage.UsageRow):
             return frame(_payload_of(values_of(row)))
         identity = row.identity
@@ -126,6 +131,16 @@ class Encoder:
         if not begin or not end or len(begin) + len(end) > _LARGE_ROW:
             return frame(_payload_of(values_of(row)))
         return frame(f"{begin}{SEPARATOR}{end}".encode())
+
+
+def _refuse_odd(row: usage.Row) -> None:
+    numbers = _NUMBERS[type(row)](row)
+    for value in numbers:
+        if type(value) is not int or not 0 <= value < _INT64:
+            raise errors.Internal(
+                f"usage row not recorded: {value!r} among its numbers {numbers}, "
+                f"which is no whole number from 0 to {_INT64 - 1}: its writer has to be mended"
+            )
 
 
 def encode(row: usage.Row) -> bytes:
@@ -253,10 +268,19 @@ def scan(data: bytes, name: str) -> Scan:
         else:
             payloads.append(payload)
         offset = start + size
-    if not sealed and data[offset : offset + 4].strip(b"\0"):
-        lost = len(data[offset:].rstrip(b"\0"))
-        faults.append(f"{lost} bytes from offset {offset} are torn or damaged")
-    return Scan(name, payloads, faults, sealed, header)
+    lost = len(
+        data[offset:].rstrip(b"\0")
+    )  # a live segment ends in zeros, whatever the length says
+    if lost:
+        what = "follow the seal" if sealed else "are torn or damaged"
+        faults.append(f"{lost} bytes from offset {offset} {what}")
+    return Scan(name, payloads, faults, sealed or _ends_sealed(data), header)
+
+
+def _ends_sealed(data: bytes) -> bool:
+    """Return whether a seal ends the file, though what comes before it can't be read."""
+    at = data.rfind(_SEAL, -SEAL_BYTES) - FRAME_BYTES
+    return at >= len(MAGIC) and frame(data[at + FRAME_BYTES :]) == data[at:]
 
 
 def _header(payload: bytes) -> dict[str, Any]:
@@ -319,6 +343,18 @@ TEXT_COLUMNS = frozenset(
     for field in dataclasses.fields(kind)
     if field.type is not int and field.name != "identity"
 )
+
+
+_NUMBERS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    usage.UsageRow: operator.attrgetter(
+        *[f"identity.{name}" for name in IDENTITY if name not in TEXT_COLUMNS],
+        *[name for name in END if name not in TEXT_COLUMNS],
+    ),
+    usage.GpuRow: operator.attrgetter(*[name for name in _GPU if name not in TEXT_COLUMNS]),
+    usage.ReplicaTimeRow: operator.attrgetter(
+        *[name for name in _REPLICA if name not in TEXT_COLUMNS]
+    ),
+}
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -19,7 +19,7 @@ import dataclasses
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,11 +28,12 @@ import pyarrow.parquet as pq
 from accounting import columns, schema, segment
 from accounting import manifest as manifests
 from scheduler.contracts import clock as clocks
-from scheduler.contracts import ids
+from scheduler.contracts import ids, usage
 
 BATCH_BYTES = 64 * 1024 * 1024
 TAKEOVER_S = 300.0
 _IDLE_EMPTY_S = 86_400.0
+LOST = "gateway died before the answer"
 RETIRED_US = 900_000_000  # a reading takes seconds; its files stay for a quarter of an hour
 _REMEMBER_US = 3_600_000_000  # a reader that has read a segment needs its name for seconds
 
@@ -79,7 +80,7 @@ def ship(
         current = settled(folder, clock)
         total = Shipped(generation=current.generation)
         problems = list(_clear(state_dir, current))
-        for batch in _batches(state_dir, clock, takeover_s, batch_bytes):
+        for batch in _batches(state_dir, clock, takeover_s, batch_bytes, problems):
             problems += [read.problem for _, read in batch if read.problem]
             files = [*_write(folder, [read for _, read in batch], current.generation + 1)]
             current = _publish(folder, current, files, [path.name for path, _ in batch], clock)
@@ -93,6 +94,12 @@ def ship(
                 generation=current.generation,
             )
         return dataclasses.replace(total, problems=tuple(problems))
+
+
+def unreadable(path: Path, error: OSError) -> str:
+    """Return one line on a path in the spool that can't be read; it is left where it is."""
+    why = error.strerror or error
+    return f"{path}: not read, its rows are not counted: {why}: mend it or move it out of the spool"
 
 
 def segments(state_dir: Path) -> list[Path]:
@@ -153,7 +160,11 @@ def _clear(state_dir: Path, current: manifests.Manifest) -> Iterator[str]:
     """Remove segments that the manifest already holds, and markers whose segment is gone."""
     for path in segments(state_dir):
         if path.name in current.segments:
-            read = segment.read_segment(path)
+            try:
+                read = segment.read_segment(path)
+            except OSError as error:
+                yield unreadable(path, error)
+                continue
             _remove(state_dir, path, damaged=bool(read.problem))
             if read.problem:
                 yield read.problem
@@ -163,7 +174,11 @@ def _clear(state_dir: Path, current: manifests.Manifest) -> Iterator[str]:
 
 
 def _batches(
-    state_dir: Path, clock: clocks.Clock, takeover_s: float, batch_bytes: int
+    state_dir: Path,
+    clock: clocks.Clock,
+    takeover_s: float,
+    batch_bytes: int,
+    problems: list[str],
 ) -> Iterator[list[tuple[Path, columns.Rows]]]:
     batch: list[tuple[Path, columns.Rows]] = []
     size = 0
@@ -173,9 +188,12 @@ def _batches(
             held = path.stat().st_size
         except FileNotFoundError:
             continue  # its writer closed without a row
+        except OSError as error:
+            problems.append(unreadable(path, error))
+            continue
         if found is None:
             continue
-        read = columns.read(found)
+        read = _ended(found)
         batch.append((path, read))
         size += held
         if size >= batch_bytes:
@@ -197,6 +215,38 @@ def _finished(path: Path, clock: clocks.Clock, takeover_s: float) -> segment.Sca
     path.with_suffix(segment.TAKEN).touch()
     manifests.sync_folder(path.parent)
     return segment.scan_segment(path)
+
+
+def _ended(found: segment.Scan) -> columns.Rows:
+    """Decode a segment; attempts that its dead writer left open are recorded as lost.
+
+    They stay OPEN rows, so that a CLOSE or the replica's own row counts whenever one comes.
+    """
+    if found.sealed or segment.writer_alive(found.header) is not False:
+        return columns.read(found)
+    read = segment.decode(found)
+    closed = {
+        (row.identity.request_id, row.identity.attempt)
+        for row in read.rows
+        if isinstance(row, usage.UsageRow) and row.kind is not usage.RowKind.OPEN
+    }
+    rows = [_lost(row, closed) for row in read.rows]
+    return columns.Rows(columns.of_rows(rows), len(rows), read.problem)
+
+
+def _lost(row: usage.Row, closed: Set[tuple[str, int]]) -> usage.Row:
+    if not isinstance(row, usage.UsageRow) or row.kind is not usage.RowKind.OPEN:
+        return row
+    its = row.identity
+    if (its.request_id, its.attempt) in closed:
+        return row
+    return dataclasses.replace(
+        row,
+        outcome=usage.Outcome.ERROR,
+        ended_us=max(its.arrived_us, its.started_us),
+        payer=usage.Payer.PLATFORM,
+        reason=LOST,
+    )
 
 
 def _write(folder: Path, parts: Sequence[columns.Rows], since: int) -> Iterator[manifests.File]:

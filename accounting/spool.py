@@ -15,6 +15,7 @@ Standard library only: this loads inside an engine's environment.
 
 import asyncio
 import concurrent.futures
+import contextlib
 import errno
 import os
 import re
@@ -159,6 +160,7 @@ class Spool:
 
         Raises:
             errors.RecordingUnavailable: there is no room for it.
+            errors.Internal: it holds a number that no reader would take; it is not recorded.
         """
         record = self._encoder.encode(row)
         with self._lock:
@@ -424,7 +426,9 @@ def _make(folder: Path) -> None:
     if folder.is_dir():
         return
     _make(folder.parent)
-    folder.mkdir(exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        folder.chmod(0o750)  # whatever the umask: who used what is not everybody's business
     _sync_folder(folder.parent)
 
 
