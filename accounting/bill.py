@@ -147,23 +147,33 @@ def lines(month: str, used: Iterable[Used]) -> list[Line]:
 
 
 def late(
-    month: str, months: Collection[str], used: Iterable[Used], billed: Iterable[Line]
+    month: str,
+    months: Collection[str],
+    used: Iterable[Used],
+    billed: Iterable[Line],
+    *,
+    unclosed: Collection[str] = (),
 ) -> list[Line]:
     """Return the lines of bill ``month`` for months that are closed: what they lack by now.
 
-    Tokens only: GPU time is shared out among all who were there, and a month's shares are final when it
-    is closed.
+    Of a closed month tokens only: GPU time is shared out among all who were there, and a month's shares
+    are final when it is closed.
 
     Args:
         month: the open month.
         months: the closed months that are looked at.
         used: their usage as it is known now.
         billed: the lines of every bill that was closed in or after them.
+        unclosed: those of ``months`` that come before the first closed one; no bill has their GPU time.
     """
-    now = {key: amount for key, amount in _summed(used).items() if key[5] is not rates.Use.GPU}
+    now = {
+        key: amount
+        for key, amount in _summed(used).items()
+        if key[5] is not rates.Use.GPU or key[0] in unclosed
+    }
     before: dict[_Key, tuple[int, int]] = {}
     for line in billed:
-        if line.what in rates.TOKENS:
+        if line.what in rates.TOKENS or (line.what != ADJUSTMENT and line.used_month in unclosed):
             key = _key(line)
             amount, cost = before.get(key, (0, 0))
             before[key] = amount + line.amount, cost + line.cost
@@ -209,6 +219,12 @@ def total(found: Iterable[Line]) -> int:
 def after(month: str) -> str:
     """Return the month after ``YYYY-MM``."""
     first = datetime.date(int(month[:4]), int(month[5:]), 28) + datetime.timedelta(days=4)
+    return f"{first:%Y-%m}"
+
+
+def before(month: str) -> str:
+    """Return the month before ``YYYY-MM``."""
+    first = datetime.date(int(month[:4]), int(month[5:]), 1) - datetime.timedelta(days=1)
     return f"{first:%Y-%m}"
 
 

@@ -7,7 +7,6 @@ names it and its SHA-256, so that a crash in between closes nothing. Every metho
 
 import contextlib
 import dataclasses
-import datetime
 import hashlib
 import io
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting import (
+    beginnings,
     bill,
     books,
     manifest,
@@ -52,6 +52,7 @@ class Bill:
     Attributes:
         closed: how it was closed, None while the month is open.
         problems: one line for each thing that could not be read.
+        doubtful: one line about rows that are on no bill, since their times can't be meant.
     """
 
     month: str
@@ -60,6 +61,7 @@ class Bill:
     lines: tuple[bill.Line, ...]
     closed: bill.Closed | None = None
     problems: tuple[str, ...] = ()
+    doubtful: tuple[str, ...] = ()
 
 
 class Billing:
@@ -172,17 +174,19 @@ class Billing:
                 f"months are closed in order: {bill.after(closed[-1].month)} is next", param="month"
             )
         if not closed:
-            first = self._first_month()
+            first = self._first_month(log)
             if first and first < month:
                 raise errors.BadRequest(
-                    f"months are closed in order: {first} has usage and is open", param="month"
+                    f"months are closed in order: {first} has usage, GPU time or adjustments and is open",
+                    param="month",
                 )
 
-    def _first_month(self) -> str:
-        with self._books.reading() as reading:
-            rows = reading.query("SELECT min(arrived_us) AS first FROM usage_rows")
-        first = rows[0]["first"]
-        return "" if first is None else bill.month_of(first, self.tz)
+    def _first_month(self, log: postings.Log) -> str:
+        first_us = beginnings.of(self._books).first_us
+        found = [line.used_month for line in bill.adjustments(log)]
+        if first_us is not None:
+            found.append(bill.month_of(first_us, self.tz))
+        return min(found, default="")
 
     def _bill(self, month: str, log: postings.Log, *, final: bool = False) -> Bill:
         """Return a bill; a final one rests on the records themselves, and not on sums that may be behind."""
@@ -198,26 +202,45 @@ class Billing:
         known = rates.read(log)
         used, problems = self._used({month: window}, known, rolled=not final)
         made += bill.lines(month, used)
+        earliest = beginnings.of(
+            self._books, closed[0].start_us if closed else beginnings.PLAUSIBLE_US
+        )
+        adjusted = bill.adjustments(log)
         if closed and month == bill.after(closed[-1].month):
-            old, more = self._late(month, closed, known, rolled=not final)
+            old, more = self._late(month, closed, known, earliest, rolled=not final)
             made += old
             problems = (*problems, *more)
-        made += [line for line in bill.adjustments(log) if line.month == month]
+            if early := [line for line in adjusted if line.month < closed[0].month]:
+                billed = [line for each in closed for line in self._kept(each)]
+                made += beginnings.unbilled(early, month, billed)
+        made += [line for line in adjusted if line.month == month]
         told = tuple(dict.fromkeys(problems))
-        return Bill(month, window.start_us, window.end_us, tuple(made), None, told)
+        doubtful = (earliest.doubtful,) if earliest.doubtful else ()
+        return Bill(month, window.start_us, window.end_us, tuple(made), None, told, doubtful)
 
     def _late(
-        self, month: str, closed: Sequence[bill.Closed], known: rates.Rates, *, rolled: bool
+        self,
+        month: str,
+        closed: Sequence[bill.Closed],
+        known: rates.Rates,
+        earliest: beginnings.Earliest,
+        *,
+        rolled: bool,
     ) -> tuple[list[bill.Line], tuple[str, ...]]:
-        spans: dict[str, windows.Window] = {}
-        each = closed[-1].month
-        for _ in range(self._late_months):
-            spans[each] = self._borders(each, closed)
-            each = _before(each)
-        used, problems = self._used(dict(sorted(spans.items())), known, rolled=rolled, gpu=False)
-        first = min(spans)
+        """Return what closed months and those before the first closed one lack, and what can't be read."""
+        spans = {
+            each.month: self._borders(each.month, closed) for each in closed[-self._late_months :]
+        }
+        used, problems = self._used(spans, known, rolled=rolled, gpu=False)
+        early: dict[str, windows.Window] = {}
+        if earliest.first_us is not None and earliest.first_us < closed[0].start_us:
+            early = beginnings.months(earliest.first_us, closed[0], self.tz)
+            more, others = self._used(early, known, rolled=rolled)
+            used, problems = [*used, *more], (*problems, *others)
+        first = "" if early else min(spans)
         billed = [line for one in closed if one.month >= first for line in self._kept(one)]
-        return bill.late(month, spans.keys(), used, billed), problems
+        months = {*early, *spans}
+        return bill.late(month, months, used, billed, unclosed=early), problems
 
     def _used(
         self,
@@ -291,8 +314,3 @@ def _encoded(lines: Sequence[bill.Line]) -> bytes:
     rows = [dataclasses.asdict(line) for line in lines]
     pq.write_table(pa.Table.from_pylist(rows, schema=LINES), sink, compression="zstd")
     return sink.getvalue()
-
-
-def _before(month: str) -> str:
-    first = datetime.date(int(month[:4]), int(month[5:]), 1) - datetime.timedelta(days=1)
-    return f"{first:%Y-%m}"

@@ -125,7 +125,7 @@ def _lines(office: billing.Billing, window: windows.Window) -> tuple[Any, Sequen
     problems: list[str] = []
     for _ in range(_MONTHS_AT_MOST):
         made = office.month(month)
-        problems += made.problems
+        problems += (*made.problems, *made.doubtful)
         rows += [dataclasses.asdict(line) for line in made.lines]
         if month >= last:
             break

@@ -255,7 +255,7 @@ class _Usage:
             "rows": rows[: self._limit],
             "total": sum(row["cost"] for row in rows),
             "truncated": len(rows) > self._limit,
-            "problems": _once(made.problems),
+            "problems": _once((*made.problems, *made.doubtful)),
         }
 
     def _answer(

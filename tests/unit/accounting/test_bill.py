@@ -180,13 +180,76 @@ def test_a_closed_month_does_not_change_and_late_rows_are_billed_once(
 def test_months_are_closed_once_in_order_and_not_before_their_end(office: billing.Billing) -> None:
     with pytest.raises(errors.BadRequest, match="has not ended"):
         close(office, "2026-11", DEC - 1)
-    with pytest.raises(errors.BadRequest, match="2026-11 has usage and is open"):
+    with pytest.raises(errors.BadRequest, match="2026-11 has usage, GPU time or"):
         close(office, "2026-12", JAN)
     close(office, "2026-11", DEC)
     with pytest.raises(errors.BadRequest, match="closed already"):
         close(office, "2026-11", DEC)
     with pytest.raises(errors.BadRequest, match="2026-12 is next"):
         close(office, "2027-01", us("2027-03-01T00:00:00"))
+
+
+def test_a_row_of_1970_blocks_no_closing_and_is_named(
+    office: billing.Billing, tmp_path: Path
+) -> None:
+    write(tmp_path, "bad", samples.row("close", "bad", started_us=SECOND, output_tokens=1_000))
+    (told,) = office.month("2026-11").doubtful
+    assert told.startswith("1 attempts and 0 GPU intervals are dated before 2000")
+    close(office, "2026-11", DEC)
+    december = office.month("2026-12")
+    assert (december.lines, december.doubtful) == ((), (told,))
+
+
+def test_gpu_time_and_adjustments_alone_are_a_month_to_close_first(
+    office: billing.Billing, tmp_path: Path
+) -> None:
+    office.adjust("red", 7, "2026-09", author="ops", reason="x", now_us=DEC)
+    with pytest.raises(errors.BadRequest, match="2026-09 has usage, GPU time or adjustments"):
+        close(office, "2026-11", DEC)
+    write(tmp_path, "gpu", samples.gpu(lease_id="l-8", start_us=us("2026-08-05T00:00:00")))
+    with pytest.raises(errors.BadRequest, match="2026-08 has usage, GPU time or adjustments"):
+        close(office, "2026-09", DEC)
+
+
+def test_what_comes_before_the_first_closed_month_is_late_on_the_next_bill(
+    office: billing.Billing, tmp_path: Path
+) -> None:
+    prices = rates.body(
+        "*", "*", {Use.GPU: 3_600_000_000, Use.CACHED: 1}, us("2026-01-01T00:00:00")
+    )
+    office.add_rates(prices, author="ops", reason="x", now_us=us("2026-01-01T00:00:00"))
+    close(office, "2026-11", DEC)
+    begin = us("2026-03-05T00:00:00")
+    write(
+        tmp_path,
+        "old",
+        samples.gpu(lease_id="l-8", start_us=begin),
+        samples.replica("serving", begin, begin + 60 * SECOND, lease_id="l-8", dedicated="red"),
+        samples.row(
+            "close", "old", started_us=us("2026-04-01T00:00:00"), cached_prompt_tokens=1_000
+        ),
+    )
+    late = office.month("2026-12").lines
+    assert [(x.used_month, x.what, x.amount, x.late) for x in late] == [
+        ("2026-03", "gpu", 240 * SECOND, True),
+        ("2026-04", "cached_prompt", 1_000, True),
+    ]
+    close(office, "2026-12", JAN)
+    assert office.month("2026-12").lines == late
+    assert office.month("2027-01").lines == ()
+
+
+def test_an_adjustment_that_no_bill_has_is_late_on_the_next(
+    office: billing.Billing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office.adjust("red", 7, "2026-09", author="ops", reason="x", now_us=DEC)
+    with monkeypatch.context() as patched:  # as an earlier release closed it
+        patched.setattr(billing.Billing, "_first_month", lambda *_: "")
+        close(office, "2026-11", DEC)
+    (line,) = office.month("2026-12").lines
+    assert (line.used_month, line.cost, line.late) == ("2026-09", 7, True)
+    close(office, "2026-12", JAN)
+    assert office.month("2027-01").lines == ()
 
 
 def test_adjustments_are_lines_with_author_and_reason(office: billing.Billing) -> None:
