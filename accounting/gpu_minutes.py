@@ -154,13 +154,19 @@ def _one(
     )
 
 
-def _inputs(parquet: Path) -> dict[int, str]:
-    """Return a digest of the recorded files that touch each hour in which a lease held anything."""
-    files = (manifests.load(parquet) or manifests.Manifest()).files
+def _inputs(parquet: Path, first_us: int = 0, last_us: int = books.MAX_US) -> dict[int, str]:
+    """Return a digest of the files that touch each hour of a window in which a lease held anything."""
+    files = [
+        file
+        for file in (manifests.load(parquet) or manifests.Manifest()).files
+        if file.first_us < last_us and file.last_us >= first_us
+    ]
     touching: dict[int, list[str]] = {}
     for file in files:
         if file.table == schema.GPU:
             for hour_us in _hours_of(parquet, file):
+                if not first_us <= hour_us < last_us:
+                    continue
                 touching.setdefault(hour_us, []).append(file.path)
     for file in files:
         if file.table != schema.GPU:
@@ -249,8 +255,27 @@ def sums_before(folder: Path, hour_us: int) -> dict[str, stepcost.Sums]:
     return total
 
 
-def whole(folder: Path, hour: Hour) -> bool:
-    """Return whether an hour's file is as it was written."""
+def current(state_dir: Path, first_us: int, last_us: int) -> dict[int, Hour]:
+    """Return the hours of a window that may be read for its rows: whole, and made from all that is recorded.
+
+    Rows that came since (shipped and not yet rolled, say) make an hour out of date: it is shared out live.
+
+    Raises:
+        manifests.ManifestDamaged: nothing can be said.
+    """
+    folder = state_dir / FOLDER
+    found = dict(hours(folder, first_us, last_us))
+    inputs: dict[int, str] = {}
+    if found:
+        inputs = _inputs(state_dir / "parquet", min(found), max(found) + HOUR_US)
+    return {
+        hour_us: hour
+        for hour_us, hour in found.items()
+        if hour.inputs == inputs.get(hour_us) and _whole(folder, hour)
+    }
+
+
+def _whole(folder: Path, hour: Hour) -> bool:
     try:
         return manifests.digest(folder / hour.file) == hour.sha256
     except OSError:

@@ -69,8 +69,8 @@ def by_owner(
     sums = [Share() for _ in cuts[1:]]
     stored = {
         hour_us: str(folder / hour.file)
-        for hour_us, hour in gpu_minutes.hours(folder, cuts[0], cuts[-1])
-        if not _cut_within_a_minute(hour_us, cuts) and gpu_minutes.whole(folder, hour)
+        for hour_us, hour in gpu_minutes.current(records.state_dir, cuts[0], cuts[-1]).items()
+        if not _cut_within_a_minute(hour_us, cuts)
     }
     for row in _read(list(stored.values()), cuts):
         period, kind, gpu_us, *owner = row

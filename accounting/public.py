@@ -138,10 +138,10 @@ def _minutes(records: books.Books, table: settings.Accounting, window: windows.W
     folder = records.state_dir / gpu_minutes.FOLDER
     otherwise = stepcost.Cost(table.prefill_weight, table.decode_weight)
     parts, covered = [], []
-    for hour_us, hour in gpu_minutes.hours(folder, window.start_us, window.end_us):
-        if gpu_minutes.whole(folder, hour):
-            covered.append(hour_us)
-            parts.append(pq.read_table(folder / hour.file, partitioning=None))
+    stored = gpu_minutes.current(records.state_dir, window.start_us, window.end_us)
+    for hour_us, hour in stored.items():
+        covered.append(hour_us)
+        parts.append(pq.read_table(folder / hour.file, partitioning=None))
     for first, last in gpu_sums.gaps(covered, window.start_us, window.end_us):
         with records.reading(max(0, first - gpu_minutes.LONGEST_REQUEST_US), last) as reading:
             found = gpu_sums.live(reading, first, last, otherwise, folder=folder)
