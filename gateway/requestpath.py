@@ -241,10 +241,10 @@ class RequestPath:
             except replica.Full:
                 self._room.full(grant.replica, request.tier)
             except replica.Lost as lost:
-                if lost.kind is errors.ReplicaLost:
-                    self._room.suspect(grant.replica)
-                elif lost.kind is errors.EngineFailed:
+                if lost.kind is errors.EngineFailed:
                     failed.append(grant.replica)
+                else:  # gone, or leaving: until the view says so, nobody else is sent there
+                    self._room.suspect(grant.replica)
                 _log.warning(
                     "%s.%d: %s; %s", request.request_id, number, lost.reason, losses.next.value
                 )

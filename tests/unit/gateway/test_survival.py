@@ -9,6 +9,7 @@ import grpc
 import httpx
 import pytest
 
+from gateway import placing
 from scheduler.contracts import errors, frames, resume, usage
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
 from tests.unit.gateway import harness
@@ -77,6 +78,30 @@ async def test_the_client_notices_nothing_and_the_rows_add_up(first: harness.Scr
         assert (won.uncached_prompt_tokens, won.cached_prompt_tokens) == (0, 0)
         assert won.output_tokens == 2
         assert won.waste_tokens == 5 + 3 - 4  # prompt and tokens so far, less what was cached
+        await served.idle()
+
+
+async def test_a_replica_that_leaves_is_not_asked_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until the fleet's view tells, a leaving replica would turn the same request away without end."""
+    monkeypatch.setattr(placing, "SUSPECT_S", 0.2)
+    now = asyncio.get_running_loop().time
+    asked: list[float] = []
+
+    async def turns_away(received: harness.Received, out: harness.Out) -> None:
+        asked.append(now())
+        if len(asked) == 3:
+            await harness.hello(received, out)
+            return
+        told = errors.Draining("its time to drain is up")
+        await out.error(frames.Error(told.code, told.message, told.status, 0, 0, 0))
+
+    async with harness.one_replica(turns_away) as (served, _), http(served) as session:
+        body = (await session.post(CHAT, json=harness.chat_body(stream=True))).text
+        assert text(body) == "Hello world"
+        first, second, third = asked
+        assert min(second - first, third - second) > 0.19
         await served.idle()
 
 
