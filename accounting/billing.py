@@ -252,7 +252,8 @@ class Billing:
     ) -> tuple[list[bill.Used], tuple[str, ...]]:
         """Return what was used in adjoining months."""
         weights = self._weights if gpu else None
-        until = quantities.rolled_until(self._books.state_dir) if rolled else 0
+        begins = min(span.start_us for span in spans.values())
+        until = quantities.rolled_until(self._books.state_dir, begins) if rolled else 0
         with contextlib.suppress(rollup.Busy, duckdb.Error):
             return self._taken(spans, known, weights, until)
         return self._taken(spans, known, weights, 0)
@@ -276,7 +277,7 @@ class Billing:
                 bill.Used(names[each.period], *_who(each.owner), each.use, each.micro, each.amount)
                 for each in taken.amounts
             ]
-            return used, reading.problems
+            return used, (*reading.problems, *taken.problems)
 
     def _borders(self, month: str, closed: Sequence[bill.Closed]) -> windows.Window:
         """Return a month's borders; an open one begins where the closed one before it ended."""

@@ -6,6 +6,7 @@ which their request arrived, GPU time to the moment at which it was held.
 
 import bisect
 import dataclasses
+import datetime
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from accounting import books, rates, reports, rollup, shares
+from accounting import books, gpu_sums, manifest, rates, reports, rollup, schema, shares
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,10 +43,12 @@ class Taken:
     Attributes:
         amounts: what teams used and pay for, in no order; nothing of what the platform pays for.
         nobodys: GPU-µs by (period, idle, starting or waste).
+        problems: one line for each thing that could not be read beside the reading itself.
     """
 
     amounts: Sequence[Amount]
     nobodys: Mapping[tuple[int, str], int]
+    problems: tuple[str, ...] = ()
 
 
 def share_idle(taken: Taken) -> Taken:
@@ -68,20 +71,39 @@ def share_idle(taken: Taken) -> Taken:
             more = amounts[place].amount + part
             amounts[place] = dataclasses.replace(amounts[place], amount=more)
         del nobodys[period, what]
-    return Taken(amounts, nobodys)
+    return dataclasses.replace(taken, amounts=amounts, nobodys=nobodys)
 
 
-def rolled_until(state_dir: Path) -> int:
-    """Return up to when rollups hold whole days, UTC µs; 0 if there are none, or they can't be read now.
+def rolled_until(state_dir: Path, first_us: int = 0) -> int:
+    """Return up to when rollups hold whole days from a moment on, UTC µs; 0: none, or they can't be read now.
 
-    What was shipped late into such a day is in them after their next pass.
+    It ends at the first day that has rows which no pass has summed: because they came a minute ago, or
+    because that day can't be rolled up. The records themselves say what is later.
+
+    Raises:
+        manifest.ManifestDamaged: nothing can be said.
     """
+    files = (manifest.load(state_dir / "parquet") or manifest.Manifest()).files
     try:
         with rollup.opened(rollup.path_of(state_dir)) as session:
             (newest,) = session.execute("SELECT max(period_us) FROM usage_days").fetchone()
+            applied = dict(session.execute("SELECT day, generation FROM applied").fetchall())
     except (FileNotFoundError, rollup.Busy, duckdb.Error):
         return 0
-    return int(newest or 0)
+    first_day = schema.day_of(first_us)
+    behind = [
+        _begin_of(each.day)
+        for each in files
+        if each.table == schema.USAGE
+        and each.day >= first_day
+        and each.since > applied.get(each.day, -1)
+    ]
+    return min([int(newest or 0), *behind])
+
+
+def _begin_of(day: str) -> int:
+    number = datetime.date.fromisoformat(day) - datetime.date(1970, 1, 1)
+    return number.days * rollup.DAY_US
 
 
 def stretches(cuts: Sequence[int], rolled_us: int) -> Iterator[tuple[int, int, int, bool]]:
@@ -139,8 +161,11 @@ def take(
                 price = known.price(row["model"], row["tier"], use, fine[piece])
                 found.append(Amount(period_of[piece], owner, use, price, int(row[use.value])))
     nobodys: dict[tuple[int, str], int] = {}
-    shares = [] if weights is None else reports.gpu_shares(reading, fine, weights)
-    for piece, share in enumerate(shares):
+    found_shares: Sequence[gpu_sums.Share] = ()
+    problems: tuple[str, ...] = ()
+    if weights is not None:
+        found_shares, problems = reports.gpu_shares(reading, fine, weights)
+    for piece, share in enumerate(found_shares):
         period = period_of[piece]
         for owner, amount in share.attributed.items():
             who = dict(zip(reports.OWNER, owner, strict=True))
@@ -149,7 +174,7 @@ def take(
         for what in ("idle", "starting", "waste"):
             if amount := getattr(share, what):
                 nobodys[period, what] = nobodys.get((period, what), 0) + amount
-    return Taken(found, nobodys)
+    return Taken(found, nobodys, problems)
 
 
 _NAMES = ", ".join(f'"{name}"' for name in reports.OWNER)

@@ -221,21 +221,24 @@ def gpu_shares(
     cuts: Sequence[int],
     weights: Weights,
     names: Sequence[str] = OWNER,
-) -> list[gpu_sums.Share]:
+) -> tuple[list[gpu_sums.Share], tuple[str, ...]]:
     """Share out the GPU time of all leases, by period; keys are the values of ``names`` in usage rows.
 
     By `OWNER` it is read from the table of GPU minutes where that is complete, and idle and start-up time
     of a team's own floor are the team's (user, tier and endpoint "").
+
+    Returns:
+        One share for each period, and what could not be read of records that the reading has not.
     """
     otherwise = stepcost.Cost(weights.prefill, weights.decode)
     if tuple(names) != gpu_sums.KEYS:
-        return gpu_sums.by_names(reading, cuts, otherwise, names)
-    shares, _ = gpu_sums.by_owner(reading.records, cuts, otherwise)  # the reading has its problems
+        return gpu_sums.by_names(reading, cuts, otherwise, names), ()
+    shares, problems = gpu_sums.by_owner(reading.records, cuts, otherwise)
     for share in shares:
         for owner, amount in share.dedicated.items():
             share.attributed[owner] = share.attributed.get(owner, 0) + amount
         share.dedicated.clear()
-    return shares
+    return shares, problems
 
 
 def _gpu_rows(reading: books.Reading) -> list[usage.GpuRow]:
@@ -264,7 +267,7 @@ def add_gpu(
         max(0, window[0] - LONGEST_REQUEST_US),
         min(window[1] + LONGEST_REQUEST_US, books.MAX_US),
     ]
-    (share,) = gpu_shares(reading, cuts, weights, names)
+    (share,), _ = gpu_shares(reading, cuts, weights, names)
     sums: dict[tuple[Any, ...], int] = {}
     for (job, line, request, attempt), amount in share.attributed.items():
         for key in ((job,), (job, line) if job else (request,), (request, attempt)):

@@ -188,7 +188,9 @@ class _Usage:
             rows = summaries.summary(
                 reading, asked.scope, asked.wanted, by=by, cuts=cuts, taken=taken
             )
-            return {**self._answer(asked, rows, reading), "currency": self._billing.currency}
+            answer = self._answer(asked, rows, reading)
+            problems = _once((*reading.problems, *taken.problems))
+            return {**answer, "problems": problems, "currency": self._billing.currency}
 
     def reconcile(self, asked: _Asked) -> dict[str, Any]:
         scope = asked.team_scope()

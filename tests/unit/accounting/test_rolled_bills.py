@@ -2,10 +2,11 @@
 
 import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from accounting import billing, books, rates, rolling, settings, ship, spool
+from accounting import billing, books, manifest, rates, rolling, schema, settings, ship, spool
 from scheduler.contracts import clock
 from tests.unit.accounting import samples
 
@@ -58,3 +59,41 @@ def test_rollups_change_no_bill_and_leave_nothing_for_the_next(
     served(tmp_path, "two", us("2026-12-01T12:00:00"), us("2026-12-02T12:00:00"))
     rolled(tmp_path, us("2026-12-03T00:00:00"))
     assert [line for line in made.month("2026-12").lines if line.late] == []
+
+
+def test_a_day_that_was_not_rolled_up_is_read_from_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = billing.Billing(tmp_path, settings.Accounting())
+    begin = us("2026-11-01T00:00:00")
+    served(tmp_path, "one", *(begin + n * DAY + DAY // 2 for n in range(4)))
+    summed = rolling._sum
+
+    def failing(records: books.Books, day: str, *more: Any) -> Any:
+        if day == "2026-11-02":
+            raise ValueError("no sum of it")
+        return summed(records, day, *more)
+
+    monkeypatch.setattr(rolling, "_sum", failing)
+    rolled(tmp_path, begin + 5 * DAY)
+    found = sum(line.amount for line in made.month("2026-11").lines if line.what == OUTPUT)
+    assert found == 4_000
+    served(tmp_path, "late", begin + DAY // 2)  # shipped into a day whose sums do not know it
+    ship.ship(tmp_path, clock.FakeClock(wall_us=begin + 5 * DAY))
+    found = sum(line.amount for line in made.month("2026-11").lines if line.what == OUTPUT)
+    assert found == 5_000
+
+
+def test_gpu_time_that_cannot_be_read_is_a_problem_of_the_bill(tmp_path: Path) -> None:
+    made = billing.Billing(tmp_path, settings.Accounting())
+    begin = us("2026-11-01T00:00:00")
+    writer = spool.Spool(tmp_path / "spool" / "gpu", "gpu", clock=clock.FakeClock())
+    writer.append(samples.gpu(start_us=begin + DAY))
+    writer.close()
+    served(tmp_path, "one", *(begin + n * DAY + DAY // 2 for n in range(4)))
+    rolled(tmp_path, begin + 5 * DAY)
+    kept = manifest.load(tmp_path / "parquet") or manifest.Manifest()
+    (file,) = (each for each in kept.files if each.table == schema.GPU)
+    (tmp_path / "parquet" / file.path).write_bytes(b"x")
+    (problem,) = made.month("2026-11").problems
+    assert "damaged or gone" in problem
