@@ -148,9 +148,18 @@ async def run(plan: Plan, names: Sequence[str], env_dir: Path, folder: Path) -> 
             gateway_subjects.process(gateway_subjects.python("gateway_load"), load_log)
         )
         load = Load(started, load_log)
+        dropped: dict[str, str] = {}
         for subject in subjects:
-            await until_ready(load, subject)
-            _say(f"{subject.name} {subject.version} answers")
+            try:
+                await until_ready(load, subject)
+            except gateway_subjects.BenchError as error:
+                if subject.name in ("direct", "forebay"):
+                    raise
+                dropped[subject.name] = str(error)  # the others can still be compared
+                _say(f"left out: {error}")
+            else:
+                _say(f"{subject.name} {subject.version} answers")
+        subjects = [subject for subject in subjects if subject.name not in dropped]
         rounds: dict[str, list[dict[str, dict[str, Any]]]] = {s.name: [] for s in subjects}
         for number in range(plan.rounds):
             turned = subjects[number % len(subjects) :] + subjects[: number % len(subjects)]
@@ -160,7 +169,8 @@ async def run(plan: Plan, names: Sequence[str], env_dir: Path, folder: Path) -> 
                 _say(f"round {number + 1}: {subject.name}: {_short(figures)}")
         memories = {s.name: await memory(load, s, plan) for s in subjects if s.pid}
         versions = {s.name: s.version for s in subjects if s.version}
-    return {**summary(rounds), **_memory(memories), "versions": versions, "rounds": rounds}
+    found = {**summary(rounds), **_memory(memories), "versions": versions, "rounds": rounds}
+    return {**found, "dropped": dropped}
 
 
 def summary(rounds: Mapping[str, Sequence[Mapping[str, Mapping[str, Any]]]]) -> dict[str, Any]:
@@ -258,8 +268,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as name:
         try:
             found = asyncio.run(run(plan, names, asked.env.absolute(), Path(name)))
-        except gateway_subjects.BenchError as error:
-            print(f"bench-gateway: error: {error}", file=sys.stderr)
+        except (gateway_subjects.BenchError, TimeoutError) as error:
+            why = (
+                str(error) or "a measurement gave no answer: run it again with --only to find whose"
+            )
+            print(f"bench-gateway: error: {why}", file=sys.stderr)
             return 1
     result = {"machine": machine, "plan": dataclasses.asdict(plan), **found}
     if asked.report:

@@ -60,6 +60,8 @@ def tables(result: Mapping[str, Any]) -> str:
     counted = ", ".join(f"{_NAMES[n]} {c:,}" for n, c in result["rss_requests"].items())
     bad = {**result["bad"], "after": sum(result["rss_bad"].values())}
     notes = f"Requests before the last memory figure: {counted}. Failed requests: {_bad(bad)}."
+    for name, why in result.get("dropped", {}).items():
+        notes += f" Not compared: {_NAMES[name]} ({why.splitlines()[0]})."
     return "\n\n".join([head, "\n".join(rows), "\n".join(ratios), notes])
 
 
