@@ -160,8 +160,8 @@ class Billing:
             body = bill.close_body(month, borders, name, digest, made.lines)
             return postings.Draft(bill.CLOSE, now_us, author, reason, body)
 
-        self._postings.append(decide)
-        return self.closings()[-1]
+        (made,) = bill.closed([self._postings.append(decide)])
+        return made
 
     def _may_close(self, month: str, log: postings.Log, now_us: int) -> None:
         closed = bill.closed(log)

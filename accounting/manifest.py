@@ -11,11 +11,13 @@ import dataclasses
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 NAME = "manifest.json"
+_TEMPORARY = ".tmp"
 
 
 class ManifestDamaged(Exception):
@@ -108,16 +110,26 @@ def write_durably(path: Path, data: bytes) -> None:
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
     """Write a file that appears whole, or not at all: temporary, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f".{path.name}.tmp")  # hidden, and no glob for data matches it
+    # Hidden, so that no glob for data matches it, and each writer's own: two may write the same file.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_TEMPORARY}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
     try:
         with os.fdopen(handle, "wb", closefd=False) as stream:
             yield stream
         os.fsync(handle)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     finally:
         os.close(handle)
     os.rename(temporary, path)  # noqa: PTH104 - os's own names, so that a test can stop at each step
     sync_folder(path.parent)
+
+
+def clear(folder: Path) -> None:
+    """Remove what killed writers of the manifest left; only for who holds the folder's lock."""
+    for path in folder.glob(f".{NAME}.*{_TEMPORARY}"):
+        path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

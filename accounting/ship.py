@@ -130,6 +130,7 @@ def settled(folder: Path, clock: clocks.Clock) -> manifests.Manifest:
     Raises:
         manifests.ManifestDamaged: nothing was touched.
     """
+    manifests.clear(folder)
     current = manifests.load(folder)
     if current is None:
         current = manifests.Manifest()

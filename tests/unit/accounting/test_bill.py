@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import bill, billing, postings, rates, rollup, settings, spool
+from accounting import bill, billing, manifest, postings, rates, rollup, settings, spool
 from scheduler.contracts import clock, errors
 from tests.unit.accounting import samples, world
 
@@ -22,6 +22,7 @@ def us(text: str) -> int:
 
 
 NOV, DEC, JAN = us("2026-11-01T00:00:00"), us("2026-12-01T00:00:00"), us("2027-01-01T00:00:00")
+LATER = us("2027-01-02T00:00:00")
 
 
 def used(month: str, amount: int, *, team: str = "red") -> bill.Used:
@@ -175,6 +176,33 @@ def test_a_closed_month_does_not_change_and_late_rows_are_billed_once(
     assert office.month("2027-01").lines == ()
     again = billing.Billing(tmp_path, settings.Accounting())  # another gateway says the same
     assert again.month("2026-12").lines == december
+
+
+def test_a_closing_answers_with_its_own_month_whoever_closes_the_next(
+    office: billing.Billing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = office._postings.append
+
+    def overtaken(decide: Any) -> postings.Posting:
+        made = append(decide)
+        close(billing.Billing(tmp_path, settings.Accounting()), "2026-12", LATER)
+        return made
+
+    monkeypatch.setattr(office._postings, "append", overtaken)
+    assert close(office, "2026-11", LATER).month == "2026-11"
+
+
+def test_two_who_write_the_same_file_at_once_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    with manifest.writing(path) as one:
+        one.write(b"one")
+        with manifest.writing(path) as two:
+            two.write(b"longer")
+        assert path.read_bytes() == b"longer"
+    assert path.read_bytes() == b"one"
+    with pytest.raises(ValueError, match="no"), manifest.writing(path):
+        raise ValueError("no")
+    assert [each.name for each in tmp_path.iterdir()] == ["f"]
 
 
 def test_months_are_closed_once_in_order_and_not_before_their_end(office: billing.Billing) -> None:
