@@ -18,6 +18,7 @@ FIRST_FRACTION = (
 )
 COMMON = 16  # replicas; more holders than this and a quarter of all, and a prefix attracts nobody
 BYTES_PER_TOKEN = 4.0  # until answers have told better
+_LEAST_PAIRS = 64  # of one replica, however many there are
 _LEARN = 0.05  # weight of one answer in the learned bytes per token
 
 
@@ -76,7 +77,8 @@ class Index:
     """The prefixes of one model's replicas.
 
     Args:
-        limit: (replica, chunk) pairs kept in all; shared evenly, the least recently used go first.
+        limit: (replica, chunk) pairs kept in all, or 64 for each replica if that is more; shared evenly,
+            the least recently used go first.
         chunk_bytes: size of a later chunk, as the fingerprints were made.
     """
 
@@ -87,11 +89,13 @@ class Index:
         self._shelves: dict[ids.ReplicaId, _Shelf] = {}
         self._at: dict[int, ids.ReplicaId] = {}  # bit → replica
         self._masks: dict[int, int] = {}  # chunk → bits of the replicas that hold it
+        self._pairs = 0
+        self._widest: _Shelf | None = None  # gives up what others need of the limit
         self.bytes_per_token = BYTES_PER_TOKEN
 
     def __len__(self) -> int:
         """Return how many (replica, chunk) pairs are kept."""
-        return sum(len(shelf.held) for shelf in self._shelves.values())
+        return self._pairs
 
     def tokens(self, prefix: Prefix) -> int:
         """Return the estimated length of a prompt in tokens."""
@@ -217,6 +221,8 @@ class Index:
         for chunk in list(shelf.held):
             self._remove(shelf, chunk)
         del self._at[shelf.bit]
+        if self._widest is shelf:
+            self._widest = None
 
     def keep(self, replicas: Collection[ids.ReplicaId]) -> None:
         """Forget every replica that is not among ``replicas``."""
@@ -242,10 +248,12 @@ class Index:
     def _add(self, shelf: _Shelf, chunk: int, size: int) -> None:
         shelf.held[chunk] = size
         shelf.size += abs(size)
+        self._pairs += 1
         self._masks[chunk] = self._masks.get(chunk, 0) | shelf.bit
 
     def _remove(self, shelf: _Shelf, chunk: int) -> None:
         shelf.size -= abs(shelf.held.pop(chunk))
+        self._pairs -= 1
         left = self._masks[chunk] & ~shelf.bit
         if left:
             self._masks[chunk] = left
@@ -261,11 +269,20 @@ class Index:
                 return
 
     def _trim(self, shelf: _Shelf) -> None:
-        """Hold no more than its KV cache does, and no more than its part of the index."""
-        most = max(64, self._limit // len(self._shelves))
+        """Hold no more than its KV cache does, and no more than its part of the index.
+
+        Replicas that came earlier had larger parts: they give up as much as was added, not all at once,
+        since that would be hundreds of thousands of pairs when a second replica joins the first.
+        """
+        count = len(self._shelves)
+        most = max(_LEAST_PAIRS, self._limit // count)
         fits = shelf.kv_tokens * self.bytes_per_token if shelf.kv_tokens else None
         while shelf.held and (len(shelf.held) > most or (fits is not None and shelf.size > fits)):
             self._remove(shelf, next(iter(shelf.held)))
+        while self._pairs > self._limit and self._pairs > _LEAST_PAIRS * count:
+            if self._widest is None or len(self._widest.held) <= most:
+                self._widest = max(self._shelves.values(), key=lambda each: len(each.held))
+            self._remove(self._widest, next(iter(self._widest.held)))
 
 
 def _lowest_free(taken: Mapping[int, ids.ReplicaId]) -> int:

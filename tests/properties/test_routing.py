@@ -76,10 +76,36 @@ def test_choices_are_allowed_repeatable_and_given_back(
             if one is not None:
                 one.guard.close()
         assert loads.idle
-        assert len(unit.index("chat")) <= max(40, 64 * len(replicas))
         return [None if one is None else one.replica.replica_id for one in placed]
 
     assert run() == run()
+
+
+@settings(deadline=None)  # a busy machine is no fault
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 400), st.integers(1, 60), st.booleans()),
+        max_size=60,
+    )
+)
+def test_the_index_never_exceeds_its_limit(steps: list[tuple[int, int, int, bool]]) -> None:
+    """Whoever joins or leaves when: what earlier replicas held gives way to what later ones do."""
+    limit = 200
+    index = prefixes.Index(limit=limit)
+    there: set[ids.ReplicaId] = set()
+    for number, first, length, leaves in steps:
+        name = ids.ReplicaId(f"r{number}")
+        if leaves:
+            index.gone(name)
+            there.discard(name)
+        else:
+            chain = tuple(range(first, first + length))
+            index.dispatched(prefixes.Prefix(chain, prefixes.ends(length)[-1]), name)
+            there.add(name)
+        assert len(index) <= max(limit, 64 * len(there))
+    for name in there:
+        index.gone(name)
+    assert len(index) == 0
 
 
 def _may(ask: routing.Ask, chosen: fleet.Replica, loads: load.Loads) -> None:

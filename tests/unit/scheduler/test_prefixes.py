@@ -118,6 +118,18 @@ def test_memory_is_bounded_and_shared_evenly() -> None:
     assert set(index.longest(prompt(1998, 1999))) == {R1, R2}
 
 
+def test_who_came_first_gives_way_to_who_joins() -> None:
+    index = prefixes.Index(limit=200)
+    for number in range(200):
+        index.dispatched(prompt(number), R1)
+    for number in range(100):
+        index.dispatched(prompt(1000 + number), R2)
+        assert len(index) == 200
+    assert index.longest(prompt(99)) == {}, "the least recently used of the fullest went"
+    assert index.longest(prompt(100)) == {R1: 1.0}
+    assert index.longest(prompt(1000)) == {R2: 1.0}
+
+
 def test_a_replica_that_is_gone_is_forgotten_and_its_place_is_taken() -> None:
     index = prefixes.Index()
     index.dispatched(prompt(1), R1)
