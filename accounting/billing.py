@@ -28,9 +28,10 @@ from accounting import (
     reports,
     rollup,
     settings,
+    ship,
     windows,
 )
-from scheduler.contracts import errors
+from scheduler.contracts import errors, times
 
 _BILLS = "bills"
 LINES = pa.schema(
@@ -77,6 +78,7 @@ class Billing:
         self._books = books.Books(state_dir, memory_mb=table.memory_mb)
         self._weights = reports.Weights(table.prefill_weight, table.decode_weight)
         self._late_months = table.late_months
+        self._open_us = round(table.open_at_most_s * 1e6)
         self.tz = windows.zone(table.time_zone)
         self.currency = table.currency
 
@@ -141,8 +143,8 @@ class Billing:
         """Close a month: its bill is written down and does not change any more.
 
         Raises:
-            errors.BadRequest: it has not ended, is closed, an earlier one is open, or rows of it can't be
-                read.
+            errors.BadRequest: it has not ended, attempts of it may be open, it is closed, an earlier one is
+                open, rows of it are not shipped, or can't be read.
         """
 
         def decide(log: postings.Log) -> postings.Draft:
@@ -167,8 +169,13 @@ class Billing:
         closed = bill.closed(log)
         if any(each.month == month for each in closed):
             raise errors.BadRequest(f"{month} is closed already: use `fctl adjust`", param="month")
-        if self._borders(month, closed).end_us > now_us:
-            raise errors.BadRequest(f"{month} has not ended: close it later", param="month")
+        end_us = self._borders(month, closed).end_us
+        if end_us + self._open_us > now_us:
+            raise errors.BadRequest(
+                f"{month} has not ended for all its requests, which may run on after it: close it after "
+                f"{times.print_point(end_us + self._open_us, self.tz)} ({self.tz})",
+                param="month",
+            )
         if closed and month != bill.after(closed[-1].month):
             raise errors.BadRequest(
                 f"months are closed in order: {bill.after(closed[-1].month)} is next", param="month"
@@ -180,6 +187,13 @@ class Billing:
                     f"months are closed in order: {first} has usage, GPU time or adjustments and is open",
                     param="month",
                 )
+        if missing := ship.waiting(self._books.state_dir, end_us):
+            raise errors.BadRequest(
+                f"{month} may lack rows: {len(missing)} spool segments that began before its end are not "
+                f"shipped, the first is {missing[0]}: try again when the leading broker has shipped them, "
+                "which takes a minute or two while it runs",
+                param="month",
+            )
 
     def _first_month(self, log: postings.Log) -> str:
         first_us = beginnings.of(self._books).first_us

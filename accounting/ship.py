@@ -107,6 +107,30 @@ def segments(state_dir: Path) -> list[Path]:
     return sorted((state_dir / "spool").rglob(f"*{segment.SUFFIX}"))
 
 
+def waiting(state_dir: Path, before_us: int) -> list[str]:
+    """Name the segments that began before a moment and hold rows that are not in Parquet; blocks.
+
+    One that can't be read is among them, since nobody knows what it holds.
+
+    Raises:
+        manifests.ManifestDamaged: nothing can be said.
+    """
+    found = []
+    for path in segments(state_dir):
+        try:
+            read = segment.scan_segment(path)
+        except FileNotFoundError:
+            continue  # shipped since the listing
+        except OSError:
+            found.append(str(path))
+            continue
+        held = bool(read.payloads or read.faults)
+        if held and int(read.header.get("created_us", 0)) < before_us:
+            found.append(str(path))
+    shipped = (manifests.load(state_dir / "parquet") or manifests.Manifest()).segments
+    return [path for path in found if Path(path).name not in shipped]
+
+
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[bool]:
     """Hold the right to write in a parquet folder; False if another process has it."""

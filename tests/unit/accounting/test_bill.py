@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import bill, billing, manifest, postings, rates, rollup, settings, spool
+from accounting import bill, billing, manifest, postings, rates, rollup, settings, ship, spool
 from scheduler.contracts import clock, errors
 from tests.unit.accounting import samples, world
 
@@ -107,7 +107,13 @@ def office(tmp_path: Path) -> billing.Billing:
     return made
 
 
-def close(office: billing.Billing, month: str, now_us: int) -> bill.Closed:
+OPEN_US = round(settings.Accounting().open_at_most_s * 1e6)
+
+
+def close(office: billing.Billing, month: str, end_us: int) -> bill.Closed:
+    """Close a month once its last attempts are over and everything is shipped."""
+    now_us = end_us + OPEN_US
+    ship.ship(office._books.state_dir, clock.FakeClock(wall_us=now_us))
     return office.close(month, author="ops", reason="", now_us=now_us)
 
 
@@ -205,8 +211,17 @@ def test_two_who_write_the_same_file_at_once_do_not_mix(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["f"]
 
 
+def test_a_month_is_not_closed_while_rows_of_it_are_in_a_spool(
+    office: billing.Billing, tmp_path: Path
+) -> None:
+    write(tmp_path, "more", samples.row("close", "m", output_tokens=1))
+    with pytest.raises(errors.BadRequest, match=r"2 spool segments .* not shipped.*try again"):
+        office.close("2026-11", author="ops", reason="", now_us=DEC + OPEN_US)
+    close(office, "2026-11", DEC)
+
+
 def test_months_are_closed_once_in_order_and_not_before_their_end(office: billing.Billing) -> None:
-    with pytest.raises(errors.BadRequest, match="has not ended"):
+    with pytest.raises(errors.BadRequest, match=r"close it after 2026-12-01T06:00:00 \(UTC\)"):
         close(office, "2026-11", DEC - 1)
     with pytest.raises(errors.BadRequest, match="2026-11 has usage, GPU time or"):
         close(office, "2026-12", JAN)

@@ -10,7 +10,7 @@ import fastapi
 import pytest
 from fastapi import testclient
 
-from accounting import billing_routes, routes, settings
+from accounting import billing_routes, routes, settings, ship
 from scheduler.contracts import clock, ports, requests
 from scheduler.contracts.command_line import CommandError
 from scheduler.runtime import commands
@@ -89,12 +89,16 @@ def test_rates_are_added_and_shown(run: Run) -> None:
     assert len(json.loads(run("rate show --json", who=world.ANN))["rates"]) == 3
 
 
-def test_adjustments_and_closed_months(run: Run, time: clock.FakeClock) -> None:
+def test_adjustments_and_closed_months(run: Run, time: clock.FakeClock, tmp_path: Path) -> None:
     run("rate add output=1000 from=2026-11-01 -r x")
     done = run("adjust red -2.50 --month 2026-11 -r", "outage of the 3rd")
     assert done == "red: -2.50 on the bill of 2026-11\n"
     assert "has not ended" in run("close-month 2026-11 -y", code=1)
     time.step_wall(5 * DAY_US)
+    assert "spool segments that began before its end are not shipped" in run(
+        "close-month 2026-11 -y", code=1
+    )
+    ship.ship(tmp_path, time)
     assert run("close-month 2026-11", code=1).startswith("fctl: error: Close 2026-11 for good?")
     # red pays 10 output tokens and blue 14, at one a token
     assert run("close-month 2026-11 -y") == "2026-11 is closed: 8 lines, 21.50\n"
