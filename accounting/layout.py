@@ -89,15 +89,15 @@ def print_rows(
     if style.delimiter:
         end = style.delimiter if style.closed else ""
         for line in ([names] if style.header else []) + cells:
-            escaped = (_escaped(cell, style.delimiter) for cell in line)
-            print(style.delimiter.join(escaped) + end, file=out)
+            shown = (escaped(cell, style.delimiter) for cell in line)
+            print(style.delimiter.join(shown) + end, file=out)
         return
     widths = [column.width for column in columns]
     if style.header:
         print(_aligned(names, widths), file=out)
         print(" ".join("-" * abs(width) for width in widths), file=out)
     for line in cells:
-        print(_aligned([_escaped(cell, "") for cell in line], widths), file=out)
+        print(_aligned([escaped(cell, "") for cell in line], widths), file=out)
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -109,7 +109,8 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
     return " ".join(parts).rstrip()
 
 
-def _escaped(cell: str, delimiter: str) -> str:
+def escaped(cell: str, delimiter: str) -> str:
+    """Return a cell in which nothing steers a terminal, breaks the line or looks like the delimiter."""
     if delimiter:
         cell = cell.replace("\\", "\\\\").replace(delimiter, f"\\{delimiter}")
     if cell.isprintable():

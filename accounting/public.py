@@ -78,7 +78,35 @@ def opened(state_dir: Path, table: settings.Accounting, window: windows.Window) 
         session.register("gpu_minutes", _minutes(records, table, window))
         session.register("rates", _rates(office))
         session.register("bill", lines)
+        _confine(session, state_dir / "parquet")
         yield Tables(session, tuple(dict.fromkeys((*reading.problems, *problems))))
+
+
+def _confine(session: Any, folder: Path) -> None:
+    """Let a query reach the recorded files and no other; who runs it must see that it only reads them."""
+    session.execute(
+        f"SET allowed_directories = [{_text(f'{folder.resolve()}/')}, {_text(f'{folder}/')}]"
+    )
+    session.execute("SET enable_external_access = false")
+    session.execute("SET lock_configuration = true")
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def query(tables: Tables, text: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Run one query; returns the names of its columns and its rows.
+
+    Raises:
+        CommandError: it is not one query, or would change something: DuckDB may write where it may read.
+        duckdb.Error: it can't be run.
+    """
+    found = tables.session.extract_statements(text)
+    if [each.type for each in found] != [duckdb.StatementType.SELECT]:
+        raise CommandError("one query that only reads is run: write SELECT, or use --export DIR")
+    answer = tables.session.execute(found[0])
+    return [column[0] for column in answer.description], answer.fetchall()
 
 
 def export(tables: Tables, folder: Path) -> list[Path]:
@@ -92,11 +120,14 @@ def export(tables: Tables, folder: Path) -> list[Path]:
         written = []
         for name in TABLES:
             path = folder / f"{name}.parquet"
-            tables.session.table(name).write_parquet(str(path), compression="zstd")
+            rows = tables.session.table(name).to_arrow_reader()
+            with pq.ParquetWriter(path, rows.schema, compression="zstd") as writer:
+                for batch in rows:
+                    writer.write_batch(batch)
             written.append(path)
         return written
-    except (OSError, duckdb.IOException) as error:
-        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+    except OSError as error:
+        why = error.strerror or str(error).partition("\n")[0]
         raise CommandError(f"{folder}: {why}: choose another folder") from error
 
 

@@ -7,13 +7,12 @@ import argparse
 import csv
 import datetime
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import duckdb
 
-from accounting import manifest, postings, public, settings, windows
+from accounting import layout, manifest, postings, public, settings, windows
 from scheduler.contracts import command_line, times
 from scheduler.contracts.command_line import CommandError
 
@@ -58,7 +57,7 @@ def run(
                 for path in public.export(tables, asked.export):
                     print(path, file=out)
             else:
-                _answer(tables.session, asked, out)
+                _answer(tables, asked, out)
             for problem in tables.problems:
                 print(f"forebay sql: warning: {problem}", file=err)
             return int(bool(tables.problems))
@@ -87,10 +86,8 @@ def _window(
     return windows.Window(start, end)
 
 
-def _answer(session: Any, asked: argparse.Namespace, out: TextIO) -> None:
-    found = session.execute(asked.query)
-    names = [column[0] for column in found.description]
-    rows: Sequence[Sequence[Any]] = found.fetchall()
+def _answer(tables: public.Tables, asked: argparse.Namespace, out: TextIO) -> None:
+    names, rows = public.query(tables, asked.query)
     if asked.json:
         document = [dict(zip(names, row, strict=True)) for row in rows]
         print(json.dumps(document, indent=2, default=str), file=out)
@@ -100,5 +97,10 @@ def _answer(session: Any, asked: argparse.Namespace, out: TextIO) -> None:
         writer.writerows(rows)
     else:
         command_line.table(
-            names, [["" if cell is None else cell for cell in row] for row in rows], out
+            [_shown(name) for name in names], [[_shown(cell) for cell in row] for row in rows], out
         )
+
+
+def _shown(cell: Any) -> str:
+    """Return a cell as text in which a caller's words can't steer the terminal."""
+    return layout.escaped("" if cell is None else str(cell), "")

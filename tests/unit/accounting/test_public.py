@@ -111,3 +111,26 @@ def test_what_is_refused_is_one_line(state: Path, words: tuple[str, ...], messag
     with pytest.raises(CommandError, match=message) as raised:
         run(state, *words)
     assert "\n" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "COPY (SELECT 1 AS a) TO '{state}/parquet/w.parquet' (FORMAT parquet)",
+        "EXPLAIN ANALYZE COPY (SELECT 1 AS a) TO '{state}/parquet/w.parquet' (FORMAT parquet)",
+        "SELECT 1; COPY (SELECT 1) TO '{state}/w.csv'",
+        "SET enable_external_access = true",
+        "ATTACH '{state}/parquet/w.db'",
+        "SELECT * FROM read_text('{state}/postings/00000001.json')",
+        "SELECT * FROM read_text('/etc/passwd')",
+    ],
+)
+def test_a_query_reads_the_tables_and_touches_nothing_else(state: Path, text: str) -> None:
+    before = sorted(state.rglob("*"))
+    with pytest.raises(CommandError, match=r"only reads is run|disabled by configuration"):
+        run(state, text.format(state=state))
+    assert sorted(state.rglob("*")) == before
+
+
+def test_a_cell_cannot_steer_the_terminal(state: Path) -> None:
+    assert "\x1b" not in run(state, "SELECT chr(27) || '[2J' AS a")
