@@ -34,11 +34,12 @@ from accounting import (
 from scheduler.contracts import errors, times
 
 _BILLS = "bills"
+_ARROW: Mapping[Any, pa.DataType] = {str: pa.string(), int: pa.int64(), bool: pa.bool_()}
 LINES = pa.schema(
     [
         pa.field(
             field.name,
-            {str: pa.string(), int: pa.int64(), bool: pa.bool_()}[field.type],  # type: ignore[index]  # these three
+            _ARROW[field.type],
             nullable=False,
         )
         for field in dataclasses.fields(bill.Line)

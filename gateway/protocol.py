@@ -48,6 +48,7 @@ class Protocol(httptools_impl.HttpToolsProtocol):
         self._until = math.inf  # when it is closed if nothing happens, on the loop's clock
         self._body_from = math.inf  # since when a body comes, less the time that it was not wanted
         self._body_bytes = 0
+        self._looked = self.loop.time()  # when `rest` was last asked
         self._heading = False  # within a head
         self._lingering = False  # all is said; the client is given a moment to hear it
         self._deaf = False  # what comes is thrown away: its last answer ends the connection
@@ -200,6 +201,7 @@ class Protocol(httptools_impl.HttpToolsProtocol):
 
     def rest(self, now: float) -> None:
         """Close if nothing has happened for too long; never under an answer."""
+        since, self._looked = now - self._looked, now
         if self.transport.is_closing():
             return
         if self._lingering:
@@ -208,7 +210,7 @@ class Protocol(httptools_impl.HttpToolsProtocol):
         elif self._body_from != math.inf:
             limits = self._hot.limits
             if self.flow.read_paused or self.cycle is not self._running:
-                self._body_from += SWEEP_S  # it is we who are late
+                self._body_from += since  # it is we who are late
             elif (now - self._body_from - self._body_bytes / limits.body_bytes_per_s) > (
                 limits.body_timeout_s
             ):

@@ -214,9 +214,7 @@ class RequestPath:
         batch = request.tier is requests.Tier.BATCH
         losses = emitted.Losses(self._settings.replica_attempts, batch=batch)
         begun, resumed = trip.begun, False
-        failed: list[
-            fleet.Replica
-        ] = []  # on this request; they live on, and others may fail on it too
+        failed: list[fleet.Replica] = []  # on this request, and alive: others may fail on it too
         for number in itertools.count(1):
             grant = await self._turn(request, waiter, number)
             job = dispatch.Job(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway import heads, settings
+from gateway import heads, protocol, settings
 from scheduler.contracts import errors
 from tests.unit.gateway import harness
 from tests.unit.gateway.test_protocol import connected
@@ -158,24 +158,40 @@ async def test_a_body_that_does_not_end_is_refused_and_frees_its_place(
         assert b'"body_late"' in said
 
 
-async def test_a_body_that_we_do_not_read_yet_is_not_late() -> None:
+async def test_a_body_that_we_do_not_read_yet_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second request of a pipeline waits for us, not we for it."""
     go = asyncio.Event()
+    rest = protocol.Protocol.rest
+    held, passed_s, looks = False, 0.0, 0
+
+    def looking(connection: protocol.Protocol, now: float) -> None:
+        """Let five seconds pass between two looks while the body is not read."""
+        nonlocal passed_s, looks
+        looks += 1
+        passed_s += 5.0 * held
+        rest(connection, now + passed_s)
+
+    monkeypatch.setattr(protocol, "SWEEP_S", 0.02)
+    monkeypatch.setattr(protocol.Protocol, "rest", looking)
 
     async def later(received: harness.Received, out: harness.Out) -> None:
         await go.wait()
         await harness.hello(received, out)
 
     async with (
-        harness.one_replica(later, body_timeout_s=0.3) as (served, fake),
+        harness.one_replica(later, body_timeout_s=30.0) as (served, fake),
         connected(served) as (reader, writer),
     ):
         second = post(more=b"expect: 100-continue\r\nconnection: close\r\n")
         writer.write(post() + second[: -len(WHOLE)])
         await harness.until(lambda: bool(fake.received))
-        await asyncio.sleep(1.0)  # four looks around
+        held = True
+        await harness.until(lambda: passed_s > 90.0)  # three times the limit
+        held = False
         go.set()
         await asyncio.wait_for(reader.readuntil(b" 100 Continue\r\n\r\n"), 20)
+        before = looks
+        await harness.until(lambda: looks > before + 1)  # now it is waited for
         writer.write(WHOLE)
         answer = await asyncio.wait_for(reader.read(), 20)
         assert answer.startswith(b"HTTP/1.1 200 ")
