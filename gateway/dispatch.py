@@ -33,6 +33,10 @@ class Outlet(Protocol):
         """Whether the client has got anything of this answer."""
         ...
 
+    def prompt(self, frame: frames.Frame, version: str) -> None:
+        """Hear of the prompt's ids, before the first DATA frame, and of the version that answers."""
+        ...
+
     def data(self, frame: frames.Frame) -> bool:
         """Pass on one DATA frame; False: the client is behind, await `drained` before the next."""
         ...
@@ -122,6 +126,7 @@ class _Forwarding:
         if frame.kind is _PROMPT:
             record.prompt(frame)
             self._grant.prefilled()
+            self._outlet.prompt(frame, self._job.version)
             return True
         if not record.first_token_us and (payload or frame.packed):
             record.first_token()

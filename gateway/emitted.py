@@ -50,7 +50,8 @@ class Emitted:
             self._prompt = frames.pack(begun.prompt_token_ids)
             self._cached = begun.cached_tokens
             self._why_not = ""
-            self._packed += frames.pack(begun.token_ids)
+            self._packed += frames.pack(begun.token_ids[: begun.shown])
+            self._ahead = frames.pack(begun.token_ids[begun.shown :])
 
     @property
     def tokens(self) -> int:

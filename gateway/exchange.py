@@ -282,6 +282,9 @@ class Stream:
         self._request_id = request_id
         self.begun = False
 
+    def prompt(self, frame: frames.Frame, version: str) -> None:
+        """Its client did not ask for the prompt's ids."""
+
     def data(self, frame: frames.Frame) -> bool:
         """Send a frame's bytes; False: the client is behind."""
         payload = frame.payload
@@ -325,6 +328,9 @@ class Whole:
         self._exchange = exchange
         self._request_id = request_id
         self._parts: collections.deque[bytes] = collections.deque()
+
+    def prompt(self, frame: frames.Frame, version: str) -> None:
+        """Its client did not ask for the prompt's ids."""
 
     def data(self, frame: frames.Frame) -> bool:
         """Keep a frame's bytes."""

@@ -48,6 +48,9 @@ class _Stream:
         self._unsent: list[forebay_pb2.TokenChunk] = []
         self.begun = False
 
+    def prompt(self, frame: frames.Frame, version: str) -> None:
+        """Its client did not ask for the prompt's ids."""
+
     def data(self, frame: frames.Frame) -> bool:
         piece = sse.read(frame.payload)
         if piece.text or piece.finish_reason or frame.packed:

@@ -3,8 +3,8 @@
 What FastAPI does for every other route is done here by hand, in one task and with few awaits.
 """
 
-from gateway import assembly, checks, error_map, exchange, heads, resolve
-from scheduler.contracts import ids, requests
+from gateway import assembly, checks, error_map, exchange, heads, line_outlet, resolve
+from scheduler.contracts import frames, ids, requests
 
 ENDPOINTS = {endpoint.value.encode(): endpoint for endpoint in requests.Endpoint}
 _WISHES = (
@@ -43,7 +43,9 @@ class HotPath:
         except Exception as error:
             asked.refuse(error_map.known(error))
             return
-        outlet = asked.outlet(request)
+        outlet: exchange.Stream | exchange.Whole | line_outlet.Line = asked.outlet(request)
+        if request.batch is not None and asked.header(b"accept") == frames.MEDIA_TYPE:
+            outlet = line_outlet.Line(asked, request.request_id)
         try:
             await self._path.answer(request, outlet)
         except Exception as error:
