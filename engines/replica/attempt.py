@@ -168,6 +168,7 @@ class Attempts:
             request=call.asked.body,
             streams=lambda: len(self._gate.table),
             path=call.scope["path"],
+            told=identity.tier == requests.Tier.BATCH,
         )
         ended = Ended(usage.Outcome.ERROR, reason="the server stopped")
         self._tempo.opened(tap)

@@ -13,6 +13,8 @@ from starlette import types
 from engines.replica import work as works
 from scheduler.contracts import resume
 
+SOME = 64  # ids handed out after which `Tap.on_some` is called: a lost seat costs no more than these
+
 
 @dataclasses.dataclass(slots=True)
 class Tap:
@@ -36,6 +38,7 @@ class Tap:
         why_not: why this answer could not go on elsewhere, or "".
         ahead: ids of the first choice's tokens behind those handed out, whose text is held back.
         on_first: called at the first sampled token: the prompt has been computed.
+        on_some: called when `SOME` ids or more wait for `take`.
     """
 
     now_us: Callable[[], int]
@@ -52,6 +55,8 @@ class Tap:
     why_not: str = ""
     ahead: Sequence[int] = ()
     on_first: Callable[[], None] | None = None
+    on_some: Callable[[], None] | None = None
+    _waiting: int = 0
     _prompts: int = 0
     _pending: dict[int, list[int]] = dataclasses.field(default_factory=dict)
     _chars: int = 0
@@ -82,7 +87,10 @@ class Tap:
         """
         if token_ids:
             self._pending.setdefault(choice, []).extend(token_ids)
+            self._waiting += len(token_ids)
         self._chars += chars
+        if self.on_some is not None and self._waiting >= SOME:
+            self.on_some()
 
     @property
     def pending(self) -> bool:
@@ -106,6 +114,7 @@ class Tap:
         """Return the ids handed out since the last call, by choice."""
         taken = {choice: tuple(token_ids) for choice, token_ids in self._pending.items()}
         self._pending.clear()
+        self._waiting = 0
         return taken
 
     def take_chars(self) -> int:

@@ -6,6 +6,7 @@ as cheap. The first token of an answer and its last never wait.
 
 FEW = 32  # so many streams get each token in a frame of its own
 MOST = 4  # tokens in a frame; past it a reader sees the text jump
+TOLD_S = 1.0  # how often the ids of a whole answer are told to whoever keeps them
 LATEST_S = 0.05  # a token waits no longer for the next ones
 
 

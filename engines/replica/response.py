@@ -36,6 +36,8 @@ class Response:
         request: the request's body; only one that asks for log probabilities can hold impossible ones.
         streams: says how many streams run here now, by which tokens are gathered in frames.
         path: what was asked.
+        told: the ids of an answer that is not streamed go out as they come, for a reader that keeps them:
+            every `engine.SOME` of them, or each second.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Response:
         request: bytes = b"",
         streams: Callable[[], int] = lambda: 1,
         path: str = "",
+        told: bool = False,
     ) -> None:
         self._responses = path == responses_api.PATH
         self._read = responses_api.read if self._responses else sse.read
@@ -78,7 +81,9 @@ class Response:
         self._error: frames.Error | None = None
         self._finished: dict[int, str] = {}
         self.status = 0  # the engine's; 0 before it said one
+        self._told = told and framed
         if framed:
+            tap.on_some = self._progress if told else None
             tap.on_first = self._prefilled
 
     @property
@@ -102,6 +107,28 @@ class Response:
             if prompt := self._prompt():
                 self._early = True
                 await self._put(prompt, more=True)
+                self._again()
+
+    def _again(self) -> None:
+        if self._told and self._late is None and not self._muted:
+            loop = asyncio.get_running_loop()
+            self._late = loop.call_later(gather.TOLD_S, self._progress)
+
+    def _progress(self) -> None:
+        """Tell the ids of a whole answer that have come since the last time."""
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        if self._told and self._early and not (self._muted or self.status or self._streaming):
+            self._sender = asyncio.ensure_future(self._tell_ids())
+
+    async def _tell_ids(self) -> None:
+        async with self._order:
+            if not self._told or self._muted or self.status:
+                return
+            if parts := self._frames(b""):
+                await self._put(b"".join(parts), more=True)
+            self._again()
 
     def mute(self) -> None:
         """Let nothing more of the engine's app through; ids that come from now on have no text here."""
@@ -274,6 +301,7 @@ class Response:
 
     async def close(self, error: frames.Error | None) -> None:
         """Send the end: the kept last bytes and END, or ``error``."""
+        self._told = False
         if self.refused:
             return  # every byte of it has passed already
         if error is None:
