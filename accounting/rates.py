@@ -121,7 +121,7 @@ def cost(amount: int, use: Use, micro: int) -> int:
 
 
 class Pricing:
-    """Implements `scheduler.contracts.quota.Pricing`; `current` is replaced as rates are added."""
+    """Implements `scheduler.contracts.quota.DatedPricing`; `current` is replaced as rates are added."""
 
     def __init__(self, current: Rates | None = None) -> None:
         self.current = current or Rates()
@@ -138,6 +138,10 @@ class Pricing:
             for use, amount in zip(TOKENS, amounts, strict=True)
         )
         return money.divide(total, Use.OUTPUT.per)
+
+    def changes(self, first_us: int, last_us: int) -> list[int]:
+        """Return the moments inside ``(first_us, last_us)`` at which any price changes, ascending."""
+        return self.current.changes(first_us, last_us)
 
 
 def read(log: Sequence[postings.Posting]) -> Rates:

@@ -101,6 +101,14 @@ class Pricing(Protocol):
         ...
 
 
+class DatedPricing(Pricing, Protocol):
+    """Prices that also tell when they change, so that sums over a time can be priced piece by piece."""
+
+    def changes(self, first_us: int, last_us: int) -> Sequence[int]:
+        """Return the moments inside ``(first_us, last_us)`` at which any price changes, ascending."""
+        ...
+
+
 class NoPrices:
     """Everything is free: a site without rates."""
 
@@ -108,28 +116,50 @@ class NoPrices:
         """Return 0."""
         return 0
 
+    def changes(self, first_us: int, last_us: int) -> Sequence[int]:
+        """Return nothing: free it stays."""
+        return ()
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Consumed:
-    """What requests that arrived in one hour have used, by who pays and what for; attempts summed."""
+    """What requests that arrived in one stretch of time have used, by who pays and what for; attempts summed.
+
+    Attributes:
+        from_us: UTC µs at which the stretch begins: an hour, or a cut within one.
+        attempts: how many there were; each request has one at least.
+        running: whether these requests may go on, so that no owner has settled them yet.
+    """
 
     team: str
     user: str
     key_id: str
     model: str
     tier: str
-    hour_us: int  # UTC µs at which the hour begins
-    requests: int
+    from_us: int
+    attempts: int
     spent: Spent
+    running: bool = False
+
+
+NEVER_US = 2**63 - 1
 
 
 class LedgerTotals(Protocol):
     """The ledger's word on what was used; `accounting.totals` is the real one."""
 
-    def consumed(self, first_us: int, last_us: int) -> Sequence[Consumed]:
+    def consumed(
+        self, first_us: int, last_us: int, *, cuts: Sequence[int] = (), over_us: int = NEVER_US
+    ) -> Sequence[Consumed]:
         """Return what requests that arrived in ``[first_us, last_us)`` have cost their teams so far.
 
         Blocks for as long as the reading takes: call it in a thread.
+
+        Args:
+            first_us: of the arrivals, UTC µs.
+            last_us: their end, not included.
+            cuts: moments, ascending, that no stretch may span: a price changes there.
+            over_us: a request of which nothing was heard since, and that was not said to have ended, ended.
 
         Raises:
             errors.RecordingUnavailable: the ledger can't be read whole; compare nothing with it.
@@ -143,6 +173,8 @@ class FixedTotals:
     def __init__(self, rows: Sequence[Consumed] = ()) -> None:
         self.rows = list(rows)
 
-    def consumed(self, first_us: int, last_us: int) -> Sequence[Consumed]:
-        """Return the rows of hours that begin in the window."""
-        return [row for row in self.rows if first_us <= row.hour_us < last_us]
+    def consumed(
+        self, first_us: int, last_us: int, *, cuts: Sequence[int] = (), over_us: int = NEVER_US
+    ) -> Sequence[Consumed]:
+        """Return the rows of stretches that begin in the window, as they were set."""
+        return [row for row in self.rows if first_us <= row.from_us < last_us]

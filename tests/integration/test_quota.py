@@ -190,7 +190,7 @@ async def test_a_counter_never_drifts_from_the_ledger(
         assert lost > 0
         assert counter(registry) == 0  # nothing had ended when it was killed
         drifts = await quota_check.check(
-            registry.quotas, books, quota.NoPrices(), clock.SystemClock(), settle_s=0
+            registry.quotas, books, quota.NoPrices(), clock.SystemClock(), settle_s=0, quiet_s=0
         )
         assert list(drifts.values()) == [lost]
         assert counter(registry) == lost

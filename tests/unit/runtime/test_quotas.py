@@ -3,7 +3,7 @@
 import dataclasses
 import datetime
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 from sqlalchemy import exc
@@ -202,9 +202,9 @@ async def test_without_the_registry_limits_stay_and_use_is_told_once_later(
     assert "registry" not in caplog.text  # whoever calls `exchange` itself is told by the exception
 
 
-def consumed(tokens: int, *, team: str = "physics", hour_us: int = NOON) -> quota.Consumed:
+def consumed(tokens: int, *, team: str = "physics", from_us: int = NOON) -> quota.Consumed:
     spent = quota.Spent(tokens)
-    return quota.Consumed(team, "ada", "k1", "chat", "interactive", hour_us, 1, spent)
+    return quota.Consumed(team, "ada", "k1", "chat", "interactive", from_us, 1, spent)
 
 
 def settled(registry: store.Registry, batch: int, amount: int) -> None:
@@ -239,7 +239,7 @@ async def test_counters_are_set_to_what_the_ledger_says(
 async def test_use_of_earlier_days_counts_for_the_month_only(registry: store.Registry) -> None:
     set_limits(registry, {TEAM: 1000, MONTH: 1000})
     settled(registry, 1, 10)
-    rows = [consumed(10), consumed(70, hour_us=DAY - 3_600_000_000)]
+    rows = [consumed(10), consumed(70, from_us=DAY - 3_600_000_000)]
     assert sorted(await checked(registry, quota.FixedTotals(rows))) == [0, 70]
 
 
@@ -257,6 +257,44 @@ async def test_use_while_the_ledger_is_read_is_no_drift(registry: store.Registry
     time.then = [before_the_reading, after_it]
     assert await checked(registry, quota.FixedTotals([consumed(120)]), time) == [0]
     assert registry.quotas.sums([DAY])[TEAM, DAY].amount == 150
+
+
+@pytest.mark.parametrize(
+    ("counter", "drift"),
+    [(90, 10), (100, 0), (120, 0), (140, 0), (150, -10)],
+)
+async def test_what_running_requests_used_so_far_may_be_settled_or_not(
+    registry: store.Registry, counter: int, drift: int
+) -> None:
+    """An attempt that was lost is in the ledger; its request goes on, and settles all of it at its end."""
+    set_limits(registry, {TEAM: 1000})
+    settled(registry, 1, counter)
+    running = dataclasses.replace(consumed(40), running=True)
+    assert await checked(registry, quota.FixedTotals([consumed(100), running])) == [drift]
+
+
+async def test_the_ledger_is_asked_for_pieces_between_prices(registry: store.Registry) -> None:
+    class Dated(quota.NoPrices):
+        def cost(self, model: str, tier: str, spent: quota.Spent, at_us: int) -> int:
+            return spent.tokens * (1 if at_us < NOON + 5 else 3)
+
+        def changes(self, first_us: int, last_us: int) -> list[int]:
+            assert first_us <= NOON < last_us
+            return [NOON + 5]
+
+    class Asked(quota.FixedTotals):
+        def consumed(
+            self, first_us: int, last_us: int, *, cuts: Sequence[int] = (), over_us: int = 0
+        ) -> Sequence[quota.Consumed]:
+            assert list(cuts) == [NOON + 5]
+            assert over_us == NOON - round(quota_check.QUIET_S * 1e6)
+            return super().consumed(first_us, last_us)
+
+    money = TEAM._replace(kind=K.COST_PER_DAY)
+    set_limits(registry, {money: 1000})
+    ledger = Asked([consumed(20), consumed(20, from_us=NOON + 5)])
+    found = await quota_check.check(registry.quotas, ledger, Dated(), Watch())
+    assert found == {(money, DAY): 80}
 
 
 async def test_two_checks_at_once_correct_once(registry: store.Registry) -> None:
@@ -277,14 +315,14 @@ async def test_two_checks_at_once_correct_once(registry: store.Registry) -> None
 
 
 async def test_rounding_of_each_request_is_no_drift(registry: store.Registry) -> None:
-    class Third:
+    class Third(quota.NoPrices):
         def cost(self, model: str, tier: str, spent: quota.Spent, at_us: int) -> int:
             return spent.tokens // 3
 
     money = TEAM._replace(kind=K.COST_PER_DAY)
     set_limits(registry, {money: 1000})
     registry.quotas.exchange(quotas.Report("o", 1, {(money, DAY): 6}), (0, 0), NOON)
-    ledger = quota.FixedTotals([dataclasses.replace(consumed(20), requests=2)])
+    ledger = quota.FixedTotals([dataclasses.replace(consumed(20), attempts=2)])
     found = await quota_check.check(registry.quotas, ledger, Third(), Watch())
     assert found == {(money, DAY): 0}
 
@@ -295,7 +333,9 @@ async def test_checks_run_on_the_hour_and_after_a_wish_and_not_on_a_damaged_ledg
     class Damaged(quota.FixedTotals):
         asked = 0
 
-        def consumed(self, first_us: int, last_us: int) -> list[quota.Consumed]:
+        def consumed(
+            self, first_us: int, last_us: int, *, cuts: Sequence[int] = (), over_us: int = 0
+        ) -> Sequence[quota.Consumed]:
             self.asked += 1
             raise errors.RecordingUnavailable("p.parquet: damaged")
 
