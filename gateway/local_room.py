@@ -22,6 +22,7 @@ from gateway import (
     reckoning,
     refusals,
     standing,
+    turns,
     waiting,
 )
 from scheduler.contracts import errors, fleet, ids, quota, requests
@@ -49,14 +50,13 @@ class LocalRoom:
         self._models: dict[str, model_queue.ModelQueue] = {}
         self._waiters: dict[str, local_waiter.LocalWaiter] = {}
         self._absent_since: dict[tuple[str, str], float] = {}
-        self._held_until = float("-inf")
-        self._to_pump: set[str] = set()
         self._ttft: collections.defaultdict[str, collections.deque[tuple[float, float]]] = (
             collections.defaultdict(lambda: collections.deque(maxlen=64))
         )
         self._reckon = reckoning.Reckoning(deps.settings, deps.clock)
         self.loads = load.Loads()
         self._placer = placing.Placer(self.loads, draw, deps.settings)
+        self._turns = turns.Turns(deps, self._placer, self._models, self._waiters)
 
     @property
     def now(self) -> float:
@@ -90,10 +90,10 @@ class LocalRoom:
 
     def hold(self, until: float) -> None:
         """Place nobody before monotonic second ``until``: what runs already is still being counted."""
-        self._held_until = until
+        self._turns.held_until = until
         if until <= self.now:
             for model in list(self._models):
-                self._pump(model)
+                self._turns.give(model)
 
     def tick(self) -> None:
         """End waits that have become useless, and try again what may go now."""
@@ -106,7 +106,7 @@ class LocalRoom:
                 if self._hopeless(name, _version(shape), now):
                     for ticket in model.queue.drop(shape):
                         self._waiters[ticket.request_id].settle(refusals.no_replica(name))
-            self._pump(name)
+            self._turns.give(name)
 
     def enter(self, asking: asks.Asking) -> local_waiter.LocalWaiter:
         """Let a request wait, or give it a replica at once; see `waiting.Room.enter`."""
@@ -147,7 +147,7 @@ class LocalRoom:
         model.queue.pass_by(waiter.ticket, self.now)
         waiter.dispatched, waiter.turned_at = True, self.now
         guard = self._placer.adopt(asking, needs, replica.replica_id)
-        waiter.open = self._granted(model, waiter, replica, guard)
+        waiter.open = self._turns.granted(model, waiter, replica, guard)
         self._waiters[asking.request_id] = waiter
         return waiter
 
@@ -177,7 +177,7 @@ class LocalRoom:
         queue = self._model(asking.model).queue
         queue.pass_by(ticket, now)
         queue.requeue(ticket, now)
-        self._pump(asking.model)
+        self._turns.give(asking.model)
         return waiter
 
     def _replaced(self, asking: asks.Asking) -> None:
@@ -220,7 +220,7 @@ class LocalRoom:
             mine.ticket = dataclasses.replace(mine.ticket, deadline=until)
         model = self._model(mine.asking.model)
         model.queue.requeue(mine.ticket, now)
-        self._pump(mine.asking.model)
+        self._turns.give(mine.asking.model)
 
     def leave(self, waiter: waiting.Waiter, spent: quota.Spent = quota.NOTHING) -> None:
         """Forget a request, which has used ``spent``; a grant of it that is open is closed."""
@@ -320,15 +320,8 @@ class LocalRoom:
     ) -> None:
         """Place a request at once where nobody waits, else let it queue."""
         asking, ticket = waiter.asking, waiter.ticket
-        in_time = ticket.deadline is None or ticket.deadline > now
-        if not len(model.queue) and in_time and asking.tier not in model.closed(now):
-            self._placer.prepare(now)
-            grant = self._place(model, waiter, set())
-            if isinstance(grant, local_waiter.LocalGrant):
-                model.queue.pass_by(ticket, now)
-                waiter.dispatched, waiter.turned_at = True, now
-                waiter.settle(grant)
-                return
+        if self._turns.at_once(model, waiter, now):
+            return
         rate = model.rates[asking.tier].per_s(now)
         answer = model.queue.offer(ticket, now=now, drain_per_s=rate)
         if isinstance(answer, admission.Refused):
@@ -336,7 +329,7 @@ class LocalRoom:
         for victim in answer.shed:
             after = drain.retry_after_s(1, model.rates[victim.tier].per_s(now))
             self._waiters[victim.request_id].settle(refusals.shed(victim.tier, after))
-        self._pump(asking.model)
+        self._turns.give(asking.model)
 
     def _model(self, name: str) -> model_queue.ModelQueue:
         found = self._models.get(name)
@@ -369,7 +362,7 @@ class LocalRoom:
             if moved and name in view.routes:
                 model.queue.reshape(lambda ticket: self._reshape(ticket, known), now)
         for name in self._models:
-            self._pump(name)
+            self._turns.give(name)
         return True
 
     def _reshape(self, ticket: admission.Ticket, known: standing.Standing) -> Hashable:
@@ -389,90 +382,6 @@ class LocalRoom:
             return False
         since = self._absent_since.setdefault(key, now)
         return now - since >= self._deps.settings.no_replica_grace_s
-
-    def _pump_soon(self, name: str) -> None:
-        """Place somebody once this turn of the event loop is over.
-
-        By then whoever was told "full" has said so and waits again at its old place; and several that end
-        at once are one question to routing.
-        """
-        if not self._to_pump:
-            asyncio.get_running_loop().call_soon(self._pump_all)
-        self._to_pump.add(name)
-
-    def _pump_all(self) -> None:
-        names, self._to_pump = self._to_pump, set()
-        for name in names:
-            self._pump(name)
-
-    def _pump(self, name: str) -> None:
-        """Place whoever can be placed now."""
-        model = self._models[name]
-        now = self.now
-        if not len(model.queue) or self._known is None or now < self._held_until:
-            return
-        closed = model.closed(now)
-        if closed == model_queue.ALL:
-            return
-        self._placer.prepare(now)
-
-        tried: set[object] = set()  # nothing comes free before this is over
-
-        def place(ticket: admission.Ticket) -> local_waiter.LocalGrant | admission.Pass | None:
-            return self._place(model, self._waiters[ticket.request_id], tried)
-
-        while (taken := model.queue.take(place, now, closed)) is not None:
-            ticket, grant = taken
-            others = model.queue.oldest(ticket.tier) is not None
-            model.rates[ticket.tier].departed(now, others_wait=others)
-            waiter = self._waiters[ticket.request_id]
-            waiter.dispatched, waiter.turned_at = True, now
-            waiter.settle(grant)
-            closed = model.closed(now)
-
-    def _place(
-        self, model: model_queue.ModelQueue, waiter: local_waiter.LocalWaiter, tried: set[object]
-    ) -> local_waiter.LocalGrant | admission.Pass | None:
-        """Ask routing for a replica, unless it has said no to the like of it since ``tried`` was empty."""
-        asking, needs = waiter.asking, waiter.needs
-        if needs.long and model.longs[asking.team] >= self._deps.settings.long_per_team:
-            return None
-        if self.now < self._held_until:
-            return None
-        left = 0.0
-        if asking.tier is not requests.Tier.BATCH and model.crowd.crowds(asking.team, self.now):
-            left = self._deps.settings.team_holdback
-        like = (asking.tier, waiter.ticket.shape, left)
-        placed = None if like in tried else self._placer.place(asking, needs, left)
-        if placed is None:
-            tried.add(like)
-            return admission.Pass.TEAM if left else None
-        waiter.placed = placed
-        return self._granted(model, waiter, placed.replica, placed.guard)
-
-    def _granted(
-        self,
-        model: model_queue.ModelQueue,
-        waiter: local_waiter.LocalWaiter,
-        replica: fleet.Replica,
-        guard: load.Guard,
-    ) -> local_waiter.LocalGrant:
-        team = waiter.asking.team
-        long_team = team if waiter.needs.long else None
-        urgent = guard.tier is not requests.Tier.BATCH
-
-        def freed(guard: load.Guard) -> None:
-            waiter.open = None
-            model.opened(guard, long_team, -1)
-            if urgent:
-                model.crowd.ran(team, -1)
-            self._placer.freed(guard.replica_id)
-            self._pump_soon(guard.model)
-
-        model.opened(guard, long_team)
-        if urgent:
-            model.crowd.ran(team, 1)
-        return local_waiter.LocalGrant(replica, waiter.needs.version, guard, self._pump_soon, freed)
 
 
 def _mine(waiter: waiting.Waiter) -> local_waiter.LocalWaiter:

@@ -74,6 +74,11 @@ class LocalWaiter:
         """Monotonic seconds of its arrival."""
         return self.ticket.arrived
 
+    def turn(self, grant: LocalGrant, now: float) -> None:
+        """Hand over a grant: it is its turn, at monotonic second ``now``."""
+        self.dispatched, self.turned_at = True, now
+        self.settle(grant)
+
     def settle(self, result: Result) -> None:
         """Hand over a grant or an error, also if nobody awaits it yet."""
         self._result = result

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from gateway import settings
 from scheduler.contracts import fleet, requests
-from scheduler.core import admission, crowding, drain, load
+from scheduler.core import admission, crowding, drain, load, reserving
 
 HOLDBACK_S = 60.0  # interactive requests that came this lately are reckoned to come again
 
@@ -21,6 +21,7 @@ class ModelQueue:
         interactive_at: monotonic seconds when an interactive request came last.
         longs: long prompts in flight, by team.
         crowd: whose interactive and standard requests are in flight.
+        reserving: for whom a replica is kept.
     """
 
     def __init__(self, options: settings.GatewaySettings) -> None:
@@ -30,6 +31,7 @@ class ModelQueue:
         self.interactive_at = float("-inf")
         self.longs: collections.Counter[str] = collections.Counter()
         self.crowd = crowding.Crowd()
+        self.reserving = reserving.Reserving(options.reserve_after_s)
         self._ids: frozenset[str] = frozenset()
         self._seats = self._free = self._free_batch = 0
 

@@ -3,11 +3,12 @@
 Told of views, of replicas that said "full" or broke off, and of the end of every request.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 from gateway import asks, settings
 from scheduler.contracts import fleet, ids, quota, requests
-from scheduler.core import load, router, routing
+from scheduler.core import load, reserving, router, routing
 
 SUSPECT_S = 1.0  # a replica that cut a stream is not asked again for so long
 
@@ -39,6 +40,8 @@ class Placer:
         self._full: dict[tuple[ids.ReplicaId, bool], float] = {}
         self._suspects: dict[ids.ReplicaId, tuple[int, float]] = {}
         self._moments: dict[bool, router.Moment] = {}
+        self._kept: dict[str, reserving.Kept] = {}
+        self._beside: dict[tuple[str, bool], router.Moment] = {}
 
     def observe(self, view: fleet.FleetView, now: float) -> None:
         """Take in a view that came at ``now``."""
@@ -55,9 +58,17 @@ class Placer:
             )
             for batch in (False, True)
         }
+        self._beside = {}
+        for model, kept in self._kept.items():
+            urgent = kept.lane[0] is not requests.Tier.BATCH
+            for batch in (False, True) if urgent else (True,):
+                at = self._moments[batch]
+                self._beside[model, batch] = dataclasses.replace(
+                    at, full=at.full | {kept.replica_id}
+                )
 
     def place(
-        self, asking: asks.Asking, needs: asks.Needs, left: float = 0.0
+        self, asking: asks.Asking, needs: asks.Needs, left: float = 0.0, *, first: bool = False
     ) -> router.Placed | None:
         """Return a replica and the load that is counted there from now on; None: no room now.
 
@@ -65,11 +76,38 @@ class Placer:
             asking: the request.
             needs: what it needs.
             left: part of the replicas whose room it leaves to other teams.
+            first: it may go to the replica that is kept.
         """
-        moment = self._moments.get(asking.tier is requests.Tier.BATCH)
+        batch = asking.tier is requests.Tier.BATCH
+        moment = self._moments.get(batch)
         if moment is None:
             return None
+        if self._beside and not first:
+            moment = self._beside.get((asking.model, batch), moment)
         return self._router.place(_ask(asking, needs, left), moment, self._draw())
+
+    def keep(self, model: str, kept: reserving.Kept | None) -> None:
+        """Send nobody to a kept replica from the next `prepare` on but whom it is kept for."""
+        if kept is None:
+            self._kept.pop(model, None)
+        else:
+            self._kept[model] = kept
+
+    def keepable(self, asking: asks.Asking, needs: asks.Needs, now: float) -> ids.ReplicaId | None:
+        """Return the replica to be kept for a request, None if none could ever take it."""
+        batch = asking.tier is requests.Tier.BATCH
+        group = self._router.fleet.group(asking.model, needs.version, needs.adapter, batch=batch)
+        if group is None:
+            return None
+        return reserving.choose(_ask(asking, needs), group, self.dead(now))
+
+    def takes(self, asking: asks.Asking, needs: asks.Needs, replica_id: ids.ReplicaId) -> bool:
+        """Return whether a replica is one of those that may take a request, room or not."""
+        batch = asking.tier is requests.Tier.BATCH
+        group = self._router.fleet.group(asking.model, needs.version, needs.adapter, batch=batch)
+        if group is None or replica_id not in group.named:
+            return False
+        return not needs.long or replica_id in group.longs
 
     def adopt(
         self, asking: asks.Asking, needs: asks.Needs, replica_id: ids.ReplicaId

@@ -122,6 +122,14 @@ class GatewaySettings:
         least=0,
         most=0.9,
     )
+    reserve_after_s: float = setting(
+        5.0,
+        "A request for which no replica has room at one moment (several sequences, a long prompt), while "
+        "smaller ones behind it are placed, has a replica kept free for it after so long; longer than a "
+        "usual answer, so that few replicas ever stand half empty.",
+        unit="s",
+        least=0,
+    )
     output_first_tokens: int = setting(
         256,
         "Tokens that an answer is thought to have before a team's own answers have told.",

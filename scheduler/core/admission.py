@@ -192,6 +192,17 @@ class Queue:
                 return found
         return None
 
+    def head(self, tier: requests.Tier, shape: Hashable) -> Ticket | None:
+        """Return who goes first of those of a band that need ``shape``."""
+        return self._bands[tier].head(shape)
+
+    def pull(self, ticket: Ticket, now: float) -> None:
+        """Take a ticket that waits out of its turn: a replica was kept for it. Its team is charged."""
+        self._bands[ticket.tier].remove(ticket)
+        self._forget(ticket)
+        self._bands[ticket.tier].charge(ticket.team, ticket.cost, now, served=True)
+        self._turns = 0 if ticket.tier is _AGEING else self._turns + 1
+
     def remove(self, request_id: str) -> Ticket | None:
         """Forget a ticket that waits (its caller left); None if it does not wait."""
         ticket = self._waiting.get(request_id)

@@ -139,6 +139,12 @@ class Band:
         lane = self._lanes.get(self._names.get(shape, ""))
         return [ticket for team in lane.teams.values() for ticket in team] if lane else []
 
+    def head(self, shape: Hashable) -> Ticket | None:
+        """Return who goes first of those who need ``shape``."""
+        lane = self._lanes.get(self._names.get(shape, ""))
+        found = lane.head() if lane else None
+        return None if found is None else found[1]
+
     def waiting(self, team: str) -> int:
         """Return how many of a team's wait."""
         found = self._teams.get(team)
