@@ -40,6 +40,10 @@ def main(argv: list[str] | None = None) -> int:
         from forebay import sql
 
         return sql.main(words[1:])
+    if words[:1] == ["plan"]:
+        from scheduler.sim import commands as sim_commands
+
+        return sim_commands.plan_main(words[1:], out=sys.stdout, err=sys.stderr)
     return command_line.run("forebay", lambda: _run(parser().parse_args(words)))
 
 
@@ -63,6 +67,7 @@ def parser() -> command_line.Parser:
     checked.add_argument("--config", default="", metavar="FILE", help="forebay.toml")
     kinds.add_parser("devcluster", help="a real Slurm cluster in a folder: up, down, status")
     kinds.add_parser("completion", help="print the commands' completion for bash or zsh")
+    kinds.add_parser("plan", help="size a fleet from its traffic, formulas printed")
     kinds.add_parser("sql", help="query the recorded tables, or export them as Parquet")
     for name in (*_SERVICES, *_INNER):
         if name in _INNER:
