@@ -7,7 +7,7 @@ import enum
 import re
 
 from gateway import replica
-from scheduler.contracts import errors, frames, quota, resume
+from scheduler.contracts import errors, frames, quota, resume, usage
 
 _CREATED = re.compile(rb'"created"\s*:\s*(\d+)')
 _MISSES = 8  # tries at replicas that were gone before; the view forgets such within a second
@@ -20,15 +20,17 @@ class Emitted:
     Attributes:
         tokens: tokens of all choices that are known, those ahead of their text included.
         spent: what the attempts that have ended cost the team.
+        owed: rows of attempts that the team pays for if the answer is completed.
     """
 
     __slots__ = (
         "_ahead", "_cached", "_chars", "_first", "_last", "_others", "_packed", "_prompt", "_why_not",
-        "spent",
+        "owed", "spent",
     )  # fmt: skip
 
     def __init__(self, begun: resume.Resume | None = None) -> None:
         self.spent = quota.NOTHING
+        self.owed: tuple[usage.UsageRow, ...] = ()
         self.clear(begun)
 
     def clear(self, begun: resume.Resume | None = None) -> None:
@@ -114,13 +116,13 @@ class Emitted:
             cached_tokens=self._cached,
         )
 
-    def spend(self, spent: quota.Spent) -> None:
-        """Add what an attempt has cost the team."""
+    def spend(self, spent: quota.Spent, sign: int = 1) -> None:
+        """Add what an attempt has cost the team (with -1: take it back)."""
         before = self.spent
         self.spent = quota.Spent(
-            before.uncached_prompt_tokens + spent.uncached_prompt_tokens,
-            before.cached_prompt_tokens + spent.cached_prompt_tokens,
-            before.output_tokens + spent.output_tokens,
+            before.uncached_prompt_tokens + sign * spent.uncached_prompt_tokens,
+            before.cached_prompt_tokens + sign * spent.cached_prompt_tokens,
+            before.output_tokens + sign * spent.output_tokens,
         )
 
 

@@ -1,5 +1,6 @@
 """The gateway's side of the usage record: OPEN at the dispatch, CLOSE exactly once."""
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
@@ -99,24 +100,25 @@ class Attempt:
         if self._resumed:  # an earlier attempt's row has the prompt: this is the recomputation
             prompt, cached, waste = 0, 0, waste + max(0, prompt - cached)
         spent = quota.Spent(max(0, prompt - cached), cached, output)
+        row = usage.UsageRow(
+            kind=usage.RowKind.CLOSE,
+            identity=self.identity,
+            outcome=outcome,
+            uncached_prompt_tokens=spent.uncached_prompt_tokens,
+            cached_prompt_tokens=spent.cached_prompt_tokens,
+            output_tokens=spent.output_tokens,
+            first_token_us=self.first_token_us,
+            ended_us=self._recorder.clock.wall_us(),
+            payer=payer,
+            reason=reason,
+            waste_tokens=waste,
+        )
         if payer is usage.Payer.TEAM:
             self._sent.spend(spent)
+            if outcome is usage.Outcome.REPLICA_LOST:
+                self._sent.owed += (row,)
         self._recorder.count(self.identity, spent, waste)
-        self._recorder.append(
-            usage.UsageRow(
-                kind=usage.RowKind.CLOSE,
-                identity=self.identity,
-                outcome=outcome,
-                uncached_prompt_tokens=spent.uncached_prompt_tokens,
-                cached_prompt_tokens=spent.cached_prompt_tokens,
-                output_tokens=spent.output_tokens,
-                first_token_us=self.first_token_us,
-                ended_us=self._recorder.clock.wall_us(),
-                payer=payer,
-                reason=reason,
-                waste_tokens=waste,
-            )
-        )
+        self._recorder.append(row)
 
     def _counts(self, counted: frames.End | frames.Error | None) -> tuple[int, int, int, int]:
         """Return its prompt tokens, cached ones among them, new output, and output lost on the way."""
@@ -168,6 +170,30 @@ class Recorder:
         """Buffer a row for the next `sync`."""
         self._sink.append(row)
         self._unsynced = True
+
+    def forgive(self, sent: emitted.Emitted) -> None:
+        """Let the platform pay for the parts of an answer that was not completed by no fault of its team's.
+
+        A second CLOSE of each attempt, a µs later: readers take the later one (`accounting.merge`).
+        """
+        owed, sent.owed = sent.owed, ()
+        for row in owed:
+            spent = quota.Spent(
+                row.uncached_prompt_tokens, row.cached_prompt_tokens, row.output_tokens
+            )
+            amended = dataclasses.replace(
+                row,
+                payer=usage.Payer.PLATFORM,
+                output_tokens=row.output_tokens + row.waste_tokens,
+                waste_tokens=0,
+                ended_us=row.ended_us + 1,
+            )
+            try:
+                self.append(amended)
+            except errors.RecordingUnavailable as error:
+                _log.error("%s stays on its team's bill: %s", row.identity.request_id, error)
+            else:
+                sent.spend(spent, -1)
 
     async def sync(self) -> None:
         """Return when all rows are on disk.

@@ -194,6 +194,12 @@ class RequestPath:
         expiry = self._deadline(request)
         try:
             return await self._attempts(_Trip(request, waiter, outlet, begun, sent))
+        except (errors.ForebayError, asyncio.CancelledError) as ended:
+            live = self._live[request.request_id]
+            why = ended if isinstance(ended, errors.ForebayError) else live.why
+            if why is not None and not _own_doing(why, request):
+                self._recorder.forgive(sent)
+            raise
         finally:
             if expiry is not None:
                 expiry.cancel()
@@ -297,6 +303,12 @@ class RequestPath:
         self._metrics.served(request.model, request.tier.value).ttft.observe(seconds)
         if request.tier is requests.Tier.INTERACTIVE:
             self._room.first_token(request.model, seconds * 1_000)
+
+
+def _own_doing(why: errors.ForebayError, request: requests.InferenceRequest) -> bool:
+    """Return whether a request ended as its caller wanted: cancelled, unread, or past the time it named."""
+    named = request.deadline_us is not None
+    return isinstance(why, errors.Cancelled) or (named and isinstance(why, errors.Expired))
 
 
 def _going_down() -> errors.NoReplica:

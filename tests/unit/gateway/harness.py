@@ -229,9 +229,16 @@ class Served:
     task: "asyncio.Task[None]"
 
     def closed(self) -> list[usage.UsageRow]:
-        """Return the CLOSE rows, and check that every OPEN has exactly one."""
+        """Return the CLOSE rows, and check that every OPEN has exactly one; an amended one is left out."""
         rows = [row for row in self.sink.rows if isinstance(row, usage.UsageRow)]
-        close = [row for row in rows if row.kind is usage.RowKind.CLOSE]
+        close: list[usage.UsageRow] = []
+        for row in (row for row in rows if row.kind is usage.RowKind.CLOSE):
+            before = [one for one in close if one.identity == row.identity]
+            for one in before:
+                assert row.ended_us > one.ended_us
+                assert (one.payer, row.payer) == (usage.Payer.TEAM, usage.Payer.PLATFORM)
+                close.remove(one)
+            close.append(row)
         keys = [(row.identity.request_id, row.identity.attempt) for row in close]
         assert len(set(keys)) == len(keys)
         opened = {

@@ -143,7 +143,7 @@ async def test_a_request_that_kills_two_replicas_is_set_aside() -> None:
         assert "[DONE]" not in body
         assert len(one.received) + len(other.received) == 2
         first, second = sorted(served.closed(), key=lambda row: row.identity.attempt)
-        assert (first.payer, second.payer) == (usage.Payer.TEAM, usage.Payer.PLATFORM)
+        assert (first.payer, second.payer) == (usage.Payer.PLATFORM, usage.Payer.PLATFORM)
         await served.idle()
 
 

@@ -1,0 +1,79 @@
+"""Who pays for the parts of an answer that was not completed; the bill and the quota say the same."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from accounting import merge
+from scheduler.contracts import usage
+from tests.unit.gateway import harness
+from tests.unit.gateway.test_quotas import book, used
+from tests.unit.gateway.test_survival import BEGIN, CHAT, dies, goes_on, text, token
+from tests.unit.gateway.test_trouble import http, two
+
+
+async def ends_in_an_error(received: harness.Received, out: harness.Out) -> None:
+    await out.json(400, {"error": {"message": "the prompt is too long", "code": 400}})
+
+
+async def goes_on_and_hangs(received: harness.Received, out: harness.Out) -> None:
+    await out.send(BEGIN, token(" world", 9, 10))
+    await out.gone()
+
+
+def billed(rows: Sequence[usage.Row]) -> int:
+    """Return the tokens that the team pays for, as the ledger reads the rows."""
+    told = merge.merge(row for row in rows if isinstance(row, usage.UsageRow))
+    return sum(
+        row.uncached_prompt_tokens + row.cached_prompt_tokens + row.output_tokens
+        for row in told
+        if row.payer is usage.Payer.TEAM
+    )
+
+
+@pytest.mark.parametrize(
+    ("second", "tokens"),
+    [(dies, 0), (ends_in_an_error, 0), (goes_on, 10)],
+    ids=["lost twice", "refused elsewhere", "completed"],
+)
+async def test_a_team_pays_for_whole_answers_alone(second: harness.Script, tokens: int) -> None:
+    """Three tokens of a first part, and a second that fails: nothing; that completes: all of both."""
+    quotas = book(tokens_per_day=1000)
+    async with two(dies, second, quotas=quotas) as (served, _, _), http(served) as session:
+        body = (await session.post(CHAT, json=harness.chat_body(stream=True))).text
+        await served.idle()
+        assert text(body).startswith("Hello")
+        assert billed(served.sink.rows) == used(quotas) == tokens
+        assert quotas.open == 0
+        first = min(served.closed(), key=lambda row: row.identity.attempt)
+        assert first.outcome is usage.Outcome.REPLICA_LOST
+        assert first.payer is (usage.Payer.TEAM if tokens else usage.Payer.PLATFORM)
+
+
+async def test_the_lost_part_is_the_platforms_when_the_gateway_stops() -> None:
+    quotas = book(tokens_per_day=1000)
+    async with two(dies, goes_on_and_hangs, quotas=quotas, drain_s=0.1) as (served, _, other):
+        async with http(served) as session:
+            asked = asyncio.create_task(session.post(CHAT, json=harness.chat_body(stream=True)))
+            await harness.until(lambda: bool(other.received) and other.running > 0)
+            served.stop.set()
+            body = (await asked).text
+        await served.task
+        assert "[DONE]" not in body
+        assert billed(served.sink.rows) == used(quotas) == 0
+
+
+async def test_a_client_that_leaves_or_names_a_deadline_pays_for_what_it_got() -> None:
+    quotas = book(tokens_per_day=1000)
+    async with two(dies, goes_on_and_hangs, quotas=quotas) as (served, _, _):
+        async with http(served) as session:
+            headers = {"X-Forebay-Deadline-Ms": "1500"}
+            body = harness.chat_body(stream=True)
+            told = (await session.post(CHAT, json=body, headers=headers)).text
+        assert "deadline_exceeded" in told
+        assert text(told) == "Hello world"
+        await served.idle()
+        assert (
+            billed(served.sink.rows) == used(quotas) == 5 + 4
+        )  # the third token was known ahead of its text
