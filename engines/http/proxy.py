@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 from starlette import types
 
 from engines.http import upstream
-from engines.replica import answers, engine
+from engines.replica import answers, engine, steptime
 from scheduler.contracts import clock, requests
 
 FAILURES_TO_DOWN = 3  # probes in a row
@@ -60,6 +60,9 @@ class Proxy:
         response = self._open.pop(request_id, None)
         if response is not None:
             response.close()
+
+    def observe(self, observer: Callable[[steptime.Step], None]) -> None:
+        """Never call ``observer``: an external server tells no steps."""
 
     def stats(self) -> engine.EngineStats:
         """Return whether it answers; it tells nothing of its KV cache."""

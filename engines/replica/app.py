@@ -4,7 +4,18 @@ import dataclasses
 
 from starlette import types
 
-from engines.replica import answers, attempt, engine, gate, rows, seats, secret, spans, state
+from engines.replica import (
+    answers,
+    attempt,
+    engine,
+    gate,
+    rows,
+    seats,
+    secret,
+    spans,
+    state,
+    throttle,
+)
 from scheduler.contracts import clock, fleet, requests, tracing, usage
 
 _INFERENCE = frozenset(endpoint.value for endpoint in requests.Endpoint)
@@ -20,6 +31,7 @@ class Options:
         seats: sequences that run at once.
         reserved_seats: of these, never taken by batch while the role is shared.
         about: which replica it is.
+        limits: what batch must leave to interactive work.
     """
 
     secret: str
@@ -27,6 +39,7 @@ class Options:
     seats: int
     reserved_seats: int
     about: state.About
+    limits: throttle.Limits = dataclasses.field(default_factory=throttle.Limits)
 
 
 def build(
@@ -47,7 +60,8 @@ def build(
         tracer: where its spans go; nowhere if not given.
     """
     table = seats.Seats(options.seats, options.reserved_seats, options.role)
-    door = gate.Gate(table, time)
+    door = gate.Gate(table, time, options.limits)
+    inner.observe(door.step)
     ledger = rows.Ledger(sink, time)
     attempts = attempt.Attempts(inner, door, ledger, time, _stranger(options.about))
     control = state.Control(inner, door, attempts, options.about)

@@ -17,6 +17,7 @@ from starlette import types
 from engines.replica import answers, asked, engine, gate, response, rows, tempo
 from scheduler.contracts import clock, errors, fleet, frames, requests, usage
 
+_BYTES_A_TOKEN = 4  # of English text in the usual tokenizers; nothing here has tokenized it yet
 CANCEL_S = 5.0  # for an engine app that does not end when cancelled; then it is left behind
 _log = logging.getLogger(__name__)
 
@@ -109,7 +110,8 @@ class Attempts:
         key = f"{identity.request_id}.{identity.attempt}"
         tier = requests.Tier(identity.tier)
         try:
-            seat = await self._gate.enter(key, tier, call.asked.sequences)
+            tokens = len(call.asked.body) // _BYTES_A_TOKEN
+            seat = await self._gate.enter(key, tier, call.asked.sequences, prompt_tokens=tokens)
         except gate.Full as full:
             await send_full(call.send, str(full), self.stats())
             return
@@ -134,6 +136,7 @@ class Attempts:
             queued=inner.queued,
             ttft_ms=self._tempo.ttft_ms(),
             tokens_per_s=self._tempo.tokens_per_s(inner.output_tokens_total),
+            batch_room=self._gate.batch_room(),
         )
 
     def _identify(self, scope: types.Scope) -> usage.Identity:
@@ -170,6 +173,7 @@ class Attempts:
             path=call.scope["path"],
             told=identity.tier == requests.Tier.BATCH,
         )
+        tap.on_first.append(lambda: self._gate.throttle.prefilled(seat.key))
         ended = Ended(usage.Outcome.ERROR, reason="the server stopped")
         self._tempo.opened(tap)
         try:

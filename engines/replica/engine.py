@@ -10,10 +10,13 @@ from typing import Protocol
 
 from starlette import types
 
+from engines.replica import steptime
 from engines.replica import work as works
 from scheduler.contracts import resume
 
-SOME = 64  # ids handed out after which `Tap.on_some` is called: a lost seat costs no more than these
+SOME = (
+    64  # ids handed out after which `Tap.on_some` is called: a lost seat costs no more than these
+)
 
 
 @dataclasses.dataclass(slots=True)
@@ -54,7 +57,7 @@ class Tap:
     single: bool = True
     why_not: str = ""
     ahead: Sequence[int] = ()
-    on_first: Callable[[], None] | None = None
+    on_first: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     on_some: Callable[[], None] | None = None
     _waiting: int = 0
     _prompts: int = 0
@@ -75,8 +78,8 @@ class Tap:
         """Count sampled tokens whose ids are handed out later by `released`."""
         if count and not self.first_token_us:
             self.first_token_us = self.now_us()
-            if self.on_first is not None:
-                self.on_first()
+            for call in self.on_first:
+                call()
         self.output_tokens += count
 
     def released(self, choice: int, token_ids: Sequence[int], chars: int = 0) -> None:
@@ -162,6 +165,7 @@ class EngineStats:
         kv_block_tokens: tokens that a KV block holds, 0 if it does not say.
         queued: sequences that wait inside it.
         work: busy time and tokens since start; None if the engine does not tell its steps.
+        kv_preemptions: times since start that a running sequence gave its KV blocks to another.
     """
 
     kv_blocks: int = 0
@@ -173,6 +177,7 @@ class EngineStats:
     kv_block_tokens: int = 0
     queued: int = 0
     work: works.Work | None = None
+    kv_preemptions: int = 0
 
 
 class Engine(Protocol):
@@ -193,6 +198,10 @@ class Engine(Protocol):
 
     async def abort(self, request_id: str) -> None:
         """End all sequences of a request; returns when the engine has let go of them, or soon after."""
+        ...
+
+    def observe(self, observer: Callable[[steptime.Step], None]) -> None:
+        """Call ``observer`` after each step; an engine that tells no steps never does."""
         ...
 
     def stats(self) -> EngineStats:

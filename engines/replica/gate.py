@@ -6,11 +6,14 @@ import collections.abc
 import enum
 from types import TracebackType
 
-from engines.replica import seats
+from engines.replica import arrivals, seats, steptime, throttle
 from scheduler.contracts import clock, fleet, requests
 
 PATIENCE_S = 2.0  # rung 0 is budgeted at 0.3 s; past this the engine hangs and "full" is the truth
 REMEMBERED = 32  # reclaim times kept for the stats, as `fleet.ReplicaStats` says
+ROUND_TRIP_S = 0.1  # assumed before the first reclaim was measured
+RESERVE_S = 1.0  # between two looks at how many seats to keep free
+CALM_S = 10.0  # without interactive work: what batch slowed down before says nothing any more
 
 
 class Full(Exception):
@@ -57,23 +60,59 @@ class Seat:
 
 
 class Gate:
-    """Seats, and the requests that sit on them."""
+    """Seats, and the requests that sit on them.
 
-    def __init__(self, table: seats.Seats, time: clock.Clock) -> None:
+    Args:
+        table: the seats; its reserve is the least that is kept free, arrivals may ask for more.
+        time: the clock.
+        limits: what batch must leave to interactive work.
+    """
+
+    def __init__(
+        self, table: seats.Seats, time: clock.Clock, limits: throttle.Limits | None = None
+    ) -> None:
         self.table = table
+        self.throttle = throttle.Throttle(table.total, limits or throttle.Limits())
         self.reclaim_ms: collections.deque[float] = collections.deque(maxlen=REMEMBERED)
         self._clock = time
+        self._floor = table.reserved
+        self._arrivals = arrivals.Arrivals(time.monotonic())
+        self._reserve_due = time.monotonic() + RESERVE_S
+        self._urgent_at = time.monotonic()
         self._held: dict[str, Seat] = {}
         self._changed = asyncio.Event()
 
-    async def enter(self, key: str, tier: requests.Tier, need: int = 1) -> Seat:
+    async def enter(
+        self, key: str, tier: requests.Tier, need: int = 1, *, prompt_tokens: int = 0
+    ) -> Seat:
         """Return a seat, after waiting for batch victims to leave if need be.
+
+        Args:
+            key: the holder's name.
+            tier: its tier.
+            need: seats that it takes.
+            prompt_tokens: about how many it brings; batch's are bounded while they are computed.
 
         Raises:
             Full: there is none, or the victims did not leave within `PATIENCE_S`.
             ValueError: ``key`` is seated already.
         """
         ordered = self._clock.monotonic()
+        self._look(ordered)
+        if tier is requests.Tier.BATCH:
+            why = self._batch_refused(need)
+            if why:
+                raise Full(why)
+            self.throttle.entered(key, prompt_tokens)
+            try:
+                return await self._enter(key, tier, need, ordered)
+            except BaseException:
+                self.throttle.prefilled(key)
+                raise
+        self._arrivals.note(ordered, need)
+        return await self._enter(key, tier, need, ordered)
+
+    async def _enter(self, key: str, tier: requests.Tier, need: int, ordered: float) -> Seat:
         answer = self.table.ask(key, tier, need)
         if answer.verdict is seats.Verdict.FULL:
             raise Full(answer.reason)
@@ -92,6 +131,7 @@ class Gate:
         """Give ``seat`` back and wake who waits for one."""
         if self._held.get(seat.key) is seat:
             del self._held[seat.key]
+            self.throttle.prefilled(seat.key)
             self.table.give_back(seat.key)
             self._wake()
 
@@ -101,6 +141,40 @@ class Gate:
         if seat is not None:
             seat.order_out(Leave.CANCELLED)
         return seat is not None
+
+    def step(self, figures: steptime.Step) -> None:
+        """Take a step of the engine; the youngest batch sequences leave if it shows that they must."""
+        table = self.table
+        count = self.throttle.step(figures, interactive=table.interactive, batch=table.batch)
+        if count and table.role is fleet.Role.SHARED:
+            self._order_out(table.shed(count), Leave.PREEMPTED)
+
+    def batch_room(self) -> int:
+        """Return how many more batch sequences would be let in now."""
+        table = self.table
+        self._look(self._clock.monotonic())
+        free = table.batch_free
+        if table.role is fleet.Role.SHARED:
+            free = min(free, self.throttle.most(table.interactive) - table.batch)
+        return max(0, free)
+
+    def _look(self, now: float) -> None:
+        """Follow the arrivals: how many seats are kept free, and whether it has been calm."""
+        if self.table.interactive:
+            self._urgent_at = now
+        elif now - self._urgent_at >= CALM_S:
+            self._urgent_at = now
+            self.throttle.calm()
+        if now >= self._reserve_due:
+            self._reserve_due = now + RESERVE_S
+            trips = sorted(self.reclaim_ms)
+            trip_s = trips[len(trips) * 9 // 10] / 1_000 if trips else ROUND_TRIP_S
+            wanted = self._arrivals.reserve(now, trip_s)
+            self.table.reserved = min(self.table.total, max(self._floor, wanted))
+
+    def _batch_refused(self, need: int) -> str:
+        table = self.table
+        return self.throttle.refuses(table.role, table.interactive, table.batch, need)
 
     async def set_role(self, role: fleet.Role) -> int:
         """Change the role; returns how many batch sequences left, once they have (or `PATIENCE_S` passed)."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engines import private
-from engines.replica import app, state
+from engines.replica import app, state, throttle
 from scheduler.contracts import fleet, usage
 
 STATUS_FD = "FOREBAY_STATUS_FD"  # environment: the pipe's number
@@ -109,6 +109,7 @@ class Launch:
                 version=self.spec.version,
                 incarnation=self.incarnation,
             ),
+            limits=throttle.Limits(self.spec.itl_slo_ms, _chunk(self.spec)),
         )
 
     def open_sink(self) -> usage.UsageSink:
@@ -128,6 +129,12 @@ class Launch:
     def writer(self) -> str:
         """The name under which this replica's process appends rows."""
         return f"replica-{self.replica_id}"
+
+
+def _chunk(spec: fleet.ReplicaSpec) -> int:
+    """Return the prompt tokens of one step at most, as far as the spec says."""
+    said = str(spec.engine_args.get("max-num-batched-tokens", ""))
+    return int(said) if said.isdecimal() and int(said) else throttle.PREFILL_TOKENS
 
 
 class Reporter(Protocol):

@@ -84,7 +84,7 @@ class Response:
         self._told = told and framed
         if framed:
             tap.on_some = self._progress if told else None
-            tap.on_first = self._prefilled
+            tap.on_first.append(self._prefilled)
 
     @property
     def refused(self) -> bool:

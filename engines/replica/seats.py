@@ -76,6 +76,14 @@ class Seats:
         """Seats that nobody holds or claims."""
         return max(0, self.total - self.interactive - self.batch)
 
+    @property
+    def batch_free(self) -> int:
+        """Seats that the role leaves to batch and that nobody holds or claims."""
+        if self.draining or self.role is fleet.Role.INTERACTIVE:
+            return 0
+        kept = 0 if self.role is fleet.Role.BATCH else self.reserved
+        return max(0, self.total - kept - self.interactive - self.batch)
+
     def __contains__(self, key: str) -> bool:
         return key in self._holders
 
@@ -139,6 +147,21 @@ class Seats:
     def give_back(self, key: str) -> None:
         """Free what ``key`` holds or claims; no error if it holds nothing."""
         self._holders.pop(key, None)
+
+    def shed(self, count: int) -> tuple[str, ...]:
+        """Make the youngest ``count`` batch sequences leave; returns their names."""
+        staying = [
+            (h.order, name) for name, h in self._holders.items() if h.batch and not h.leaving
+        ]
+        leaving = sum(h.need for h in self._holders.values() if h.batch and h.leaving)
+        victims: list[str] = []
+        for _, name in sorted(staying, reverse=True):
+            if leaving >= count:
+                break
+            victims.append(name)
+            leaving += self._holders[name].need
+        self._evict(victims)
+        return tuple(victims)
 
     def set_role(self, role: fleet.Role) -> tuple[str, ...]:
         """Change the role; turning interactive returns every batch sequence: they must leave now."""

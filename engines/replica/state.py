@@ -76,6 +76,7 @@ class Control:
             "draining": self._gate.table.draining,
             "running": len(self._gate.table),
             "steps_total": inner.steps_total,
+            "kv_preemptions": inner.kv_preemptions,
             "left_at_step": self._attempts.left_at_step,
             "failure": inner.failure,
             "work": dataclasses.asdict(inner.work) if inner.work is not None else None,

@@ -118,11 +118,12 @@ class Output:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """One step's outputs, duration, and prompt tokens that it computed."""
+    """One step's outputs, duration, prompt tokens that it computed, and KV tokens that it read."""
 
     outputs: tuple[Output, ...]
     ms: float
     prefill: int = 0
+    kv_tokens: int = 0
 
 
 class Batch:
@@ -194,7 +195,7 @@ class Batch:
             self._advance(s) for s in advanced if s in self.running and s.computed == s.length
         ]
         ms = self._times.milliseconds(prefill, decoding, kv_tokens)
-        return Step(tuple(outputs), ms, prefill)
+        return Step(tuple(outputs), ms, prefill, kv_tokens)
 
     def _admit(self) -> None:
         self.waiting.sort(key=lambda s: (s.band, s.order))

@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from engines.replica import engine, work
+from engines.replica import engine, steptime, work
 from engines.simulated import batching, blocks
 from scheduler.contracts import clock, fleet
 
@@ -133,6 +133,7 @@ class SimulatedCore:
         self._step_ms = 0.0
         self._meter = work.Meter()
         self._failure = ""
+        self.observer: Callable[[steptime.Step], None] | None = None
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -167,6 +168,9 @@ class SimulatedCore:
             sampled = sum(output.token is not None for output in step.outputs)
             now = self._clock.monotonic()
             self._meter.step(now, prefill=step.prefill, decode=sampled, more=self.batch.busy)
+            if self.observer is not None:
+                took = step.ms * self.options.time_scale
+                self.observer(steptime.Step(took, step.prefill, sampled, step.kv_tokens))
             for output in step.outputs:
                 self._hand_out(output)
 
@@ -258,4 +262,5 @@ class SimulatedCore:
             kv_block_tokens=self.batch.pool.size,
             queued=len(self.batch.waiting),
             work=self._meter.read(self._clock.monotonic()),
+            kv_preemptions=self.batch.preemptions,
         )

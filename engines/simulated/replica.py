@@ -1,10 +1,11 @@
 """The simulated engine as a replica's engine."""
 
 import contextlib
+from collections.abc import Callable
 
 from starlette import types
 
-from engines.replica import engine
+from engines.replica import engine, steptime
 from engines.simulated import app, core
 from scheduler.contracts import clock
 
@@ -36,6 +37,10 @@ class Simulated:
     async def abort(self, request_id: str) -> None:
         """Drop all sequences of a request."""
         self.core.abort(request_id)
+
+    def observe(self, observer: Callable[[steptime.Step], None]) -> None:
+        """Call ``observer`` after each step."""
+        self.core.observer = observer
 
     def stats(self) -> engine.EngineStats:
         """Return how the core is."""

@@ -14,7 +14,7 @@ import importlib.metadata
 import json
 import os
 import time as timing
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 import tokenizers
@@ -32,7 +32,7 @@ from vllm.usage import usage_lib
 from vllm.utils import argparse_utils
 from vllm.v1.engine import async_llm
 
-from engines.replica import engine, launch
+from engines.replica import engine, launch, steptime
 from engines.vllm import arguments, calls, ledger, resumed, steps
 from scheduler.contracts import clock, fleet
 
@@ -234,6 +234,10 @@ class VllmEngine:
         if running:
             await self._llm.abort(running)
 
+    def observe(self, observer: Callable[[steptime.Step], None]) -> None:
+        """Call ``observer`` after each step."""
+        self._log.observer = observer
+
     def stats(self) -> engine.EngineStats:
         """Return the newest step's figures."""
         blocks = self._llm.vllm_config.cache_config.num_gpu_blocks or 0
@@ -250,6 +254,7 @@ class VllmEngine:
             kv_block_tokens=self._llm.vllm_config.cache_config.block_size or 0,
             queued=0 if idle else self._log.queued,
             work=self._log.meter.read(timing.monotonic()),
+            kv_preemptions=self._log.preemptions,
         )
 
 

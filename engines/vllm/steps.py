@@ -3,11 +3,12 @@
 import collections
 import statistics
 import time as timing
+from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.metrics import loggers
 
-from engines.replica import work
+from engines.replica import steptime, work
 
 
 class StepLog(loggers.StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped here
@@ -22,9 +23,12 @@ class StepLog(loggers.StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped 
         self.kv_usage = 0.0
         self.queued = 0
         self.output_tokens = 0
+        self.preemptions = 0
         self._intervals: collections.deque[float] = collections.deque(maxlen=16)
         self._last = 0.0
         self.meter = work.Meter()
+        self.observer: Callable[[steptime.Step], None] | None = None
+        self._cache = vllm_config.cache_config
 
     @property
     def step_ms(self) -> float:
@@ -41,23 +45,29 @@ class StepLog(loggers.StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped 
         """Take the figures of one step."""
         if scheduler_stats is not None:
             now = timing.monotonic()
-            if self._last:
-                self._intervals.append(now - self._last)
+            took = now - self._last if self._last else 0.0
+            if took:
+                self._intervals.append(took)
             # An engine without work takes no step: the time until its next one is not a step's.
             self._last = now if scheduler_stats.num_running_reqs else 0.0
             self.steps += 1
             self.kv_usage = scheduler_stats.kv_cache_usage
             self.queued = scheduler_stats.num_waiting_reqs
-            self._measure(now, iteration_stats, more=bool(scheduler_stats.num_running_reqs))
+            self._measure(now, took, iteration_stats, more=bool(scheduler_stats.num_running_reqs))
         if iteration_stats is not None:
             self.output_tokens += iteration_stats.num_generation_tokens
+            self.preemptions += iteration_stats.num_preempted_reqs
 
-    def _measure(self, now: float, iteration: Any, *, more: bool) -> None:
+    def _measure(self, now: float, took: float, iteration: Any, *, more: bool) -> None:
         prompt = getattr(iteration, "prompt_token_stats", None)
         # Releases without the breakdown tell whole prompts only: the cache's part is in it then.
         computed = getattr(prompt, "computed", getattr(iteration, "num_prompt_tokens", 0))
         sampled = getattr(iteration, "num_generation_tokens", 0)
         self.meter.step(now, prefill=computed, decode=sampled, more=more)
+        if self.observer is not None and took:
+            room = (self._cache.num_gpu_blocks or 0) * (self._cache.block_size or 0)
+            held = round(self.kv_usage * room)
+            self.observer(steptime.Step(took * 1_000, computed, sampled, held))
 
     def log_engine_initialized(self) -> None:
         """Say nothing: the replica's supervisor reports the start."""

@@ -172,6 +172,7 @@ def _write(
         f'weights = "{model}"',
         f"seats = {SEATS}",
         "reserved_seats = 1",
+        "itl_slo_ms = 1000",  # a CPU that others share too keeps no better promise
         "gpus = 4",
         f"replicas = {REPLICAS}",
         "[models.engine_args]",

@@ -72,6 +72,7 @@ class ReplicaSpec:
         gpus: GPUs that it needs.
         adapters: LoRA adapter names and their local paths.
         dedicated: the team whose floor its replicas are, which pays for them idle or not; "" for nobody's.
+        itl_slo_ms: inter-token latency that its interactive answers are promised, ms.
     """
 
     model: str
@@ -85,6 +86,7 @@ class ReplicaSpec:
     gpus: int = 1
     adapters: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dedicated: str = ""
+    itl_slo_ms: float = 25.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class ReplicaStats:
         queued: of the sequences, those that wait inside the engine.
         ttft_ms: median time to first token of the newest requests, from their seat, 0 without any.
         tokens_per_s: tokens sampled a second, over the last seconds.
+        batch_room: batch sequences that it would still let in; -1 if it does not say.
     """
 
     at_us: int
@@ -122,6 +125,7 @@ class ReplicaStats:
     queued: int = 0
     ttft_ms: float = 0.0
     tokens_per_s: float = 0.0
+    batch_room: int = -1
 
     @property
     def kv_utilisation(self) -> float:

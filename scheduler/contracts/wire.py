@@ -39,6 +39,7 @@ def spec_to_pb(spec: fleet.ReplicaSpec) -> pb.ReplicaSpec:
         gpus=spec.gpus,
         adapters=dict(spec.adapters),
         dedicated=spec.dedicated,
+        itl_slo_ms=spec.itl_slo_ms,
     )
 
 
@@ -60,6 +61,7 @@ def spec_from_pb(message: pb.ReplicaSpec) -> fleet.ReplicaSpec:
         gpus=message.gpus,
         adapters=dict(message.adapters),
         dedicated=message.dedicated,
+        itl_slo_ms=message.itl_slo_ms if message.HasField("itl_slo_ms") else 25.0,
     )
 
 
@@ -80,6 +82,7 @@ def stats_to_pb(stats: fleet.ReplicaStats) -> pb.ReplicaStats:
         queued=stats.queued,
         ttft_ms=stats.ttft_ms,
         tokens_per_s=stats.tokens_per_s,
+        batch_room=stats.batch_room,
     )
 
 
@@ -100,6 +103,7 @@ def stats_from_pb(message: pb.ReplicaStats) -> fleet.ReplicaStats:
         queued=message.queued,
         ttft_ms=message.ttft_ms,
         tokens_per_s=message.tokens_per_s,
+        batch_room=message.batch_room if message.HasField("batch_room") else -1,
     )
 
 

@@ -74,6 +74,14 @@ class ModelSettings:
         "empty: they are everybody's.",
     )
 
+    itl_slo_ms: float = settings.setting(
+        25.0,
+        "Inter-token latency that interactive answers are promised (25 ms: 40 tokens/s); a shared "
+        "replica takes only as much batch as keeps it.",
+        unit="ms",
+        least=0.1,
+    )
+
     def __post_init__(self) -> None:
         if self.reserved_seats > self.seats:
             raise ValueError(f"reserved_seats {self.reserved_seats} exceed seats {self.seats}")
@@ -96,6 +104,7 @@ class ModelSettings:
             gpus=self.gpus,
             adapters=dict(self.adapters),
             dedicated=self.dedicated,
+            itl_slo_ms=self.itl_slo_ms,
         )
 
 

@@ -189,6 +189,7 @@ def spec(folder: Path, **changes: Any) -> fleet.ReplicaSpec:
         "engine": fleet.EngineKind.VLLM,
         "weights": str(weights),
         "engine_args": ARGUMENTS,
+        "itl_slo_ms": 10_000.0,  # busy machines' steps must not send batch away
         **changes,
     }
     return fleet.ReplicaSpec(**fields)

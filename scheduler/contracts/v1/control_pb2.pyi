@@ -56,6 +56,7 @@ class ReplicaSpec(_message.Message):
     GPUS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     DEDICATED_FIELD_NUMBER: _builtins.int
+    ITL_SLO_MS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.str
     engine: _builtins.str
@@ -68,6 +69,8 @@ class ReplicaSpec(_message.Message):
     gpus: _builtins.int
     dedicated: _builtins.str
     """the team whose floor its replicas are, or "" """
+    itl_slo_ms: _builtins.float
+    """inter-token latency promised to interactive answers"""
     @_builtins.property
     def adapters(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -84,12 +87,15 @@ class ReplicaSpec(_message.Message):
         gpus: _builtins.int = ...,
         adapters: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         dedicated: _builtins.str = ...,
+        itl_slo_ms: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_itl_slo_ms", b"_itl_slo_ms", "itl_slo_ms", b"itl_slo_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "dedicated", b"dedicated", "engine", b"engine", "engine_args_json", b"engine_args_json", "gpus", b"gpus", "max_context", b"max_context", "model", b"model", "reserved_seats", b"reserved_seats", "seats", b"seats", "version", b"version", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_itl_slo_ms", b"_itl_slo_ms", "adapters", b"adapters", "dedicated", b"dedicated", "engine", b"engine", "engine_args_json", b"engine_args_json", "gpus", b"gpus", "itl_slo_ms", b"itl_slo_ms", "max_context", b"max_context", "model", b"model", "reserved_seats", b"reserved_seats", "seats", b"seats", "version", b"version", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__itl_slo_ms: _TypeAlias = _typing.Literal["itl_slo_ms"]  # noqa: Y015
+    _WhichOneofArgType__itl_slo_ms: _TypeAlias = _typing.Literal["_itl_slo_ms", b"_itl_slo_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__itl_slo_ms) -> _WhichOneofReturnType__itl_slo_ms | None: ...
 
 Global___ReplicaSpec: _TypeAlias = ReplicaSpec  # noqa: Y015
 
@@ -215,6 +221,7 @@ class ReplicaStats(_message.Message):
     QUEUED_FIELD_NUMBER: _builtins.int
     TTFT_MS_FIELD_NUMBER: _builtins.int
     TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    BATCH_ROOM_FIELD_NUMBER: _builtins.int
     at_us: _builtins.int
     seats: _builtins.int
     interactive: _builtins.int
@@ -228,6 +235,8 @@ class ReplicaStats(_message.Message):
     queued: _builtins.int
     ttft_ms: _builtins.float
     tokens_per_s: _builtins.float
+    batch_room: _builtins.int
+    """batch sequences that it would still let in; absent: not told"""
     @_builtins.property
     def reclaim_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     def __init__(
@@ -247,12 +256,15 @@ class ReplicaStats(_message.Message):
         queued: _builtins.int = ...,
         ttft_ms: _builtins.float = ...,
         tokens_per_s: _builtins.float = ...,
+        batch_room: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_room", b"_batch_room", "batch_room", b"batch_room"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_us", b"at_us", "batch", b"batch", "interactive", b"interactive", "kv_block_tokens", b"kv_block_tokens", "kv_blocks", b"kv_blocks", "kv_free", b"kv_free", "output_tokens_total", b"output_tokens_total", "preempted_total", b"preempted_total", "queued", b"queued", "reclaim_ms", b"reclaim_ms", "seats", b"seats", "step_ms", b"step_ms", "tokens_per_s", b"tokens_per_s", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_room", b"_batch_room", "at_us", b"at_us", "batch", b"batch", "batch_room", b"batch_room", "interactive", b"interactive", "kv_block_tokens", b"kv_block_tokens", "kv_blocks", b"kv_blocks", "kv_free", b"kv_free", "output_tokens_total", b"output_tokens_total", "preempted_total", b"preempted_total", "queued", b"queued", "reclaim_ms", b"reclaim_ms", "seats", b"seats", "step_ms", b"step_ms", "tokens_per_s", b"tokens_per_s", "ttft_ms", b"ttft_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__batch_room: _TypeAlias = _typing.Literal["batch_room"]  # noqa: Y015
+    _WhichOneofArgType__batch_room: _TypeAlias = _typing.Literal["_batch_room", b"_batch_room"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_room) -> _WhichOneofReturnType__batch_room | None: ...
 
 Global___ReplicaStats: _TypeAlias = ReplicaStats  # noqa: Y015
 

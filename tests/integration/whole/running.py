@@ -312,6 +312,7 @@ def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
         'engine = "simulated"',
         f"seats = {SEATS}",
         "reserved_seats = 1",
+        "itl_slo_ms = 1000",
         f"max_context = {CONTEXT}",
         "gpus = 4",
         f"replicas = {REPLICAS}",

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette import types
 
-from engines.replica import app, engine, state
+from engines.replica import app, engine, state, steptime
 from scheduler.contracts import clock, fleet, usage
 from tests.unit.engines import asgi
 
@@ -51,6 +51,9 @@ class Scripted:
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
+
+    def observe(self, observer: Callable[[steptime.Step], None]) -> None:
+        self.observer = observer
 
     def stats(self) -> engine.EngineStats:
         return engine.EngineStats(kv_blocks=8, kv_free=4, failure=self.failure)

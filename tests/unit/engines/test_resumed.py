@@ -217,3 +217,33 @@ def test_the_seam_drops_the_opening_and_keeps_the_date() -> None:
     assert at.event(more) == more.replace(b'"created": 9', b'"created":77')
     fresh = seam.Seam(resume.Resume((1,), (2,)))
     assert fresh.event(role) == role
+
+
+async def test_a_whole_batch_answer_tells_its_ids_as_they_come_and_goes_on_from_them() -> None:
+    inner = replica.Simulated(core.Options("m", time_scale=0.0), clock.SystemClock())
+    options = app.Options(asgi.SECRET, fleet.Role.SHARED, 2, 1, state.About(replica_id="r-1"))
+    served = app.build(inner, options, sink=usage.MemorySink(), time=clock.SystemClock())
+    value = {"prompt": "x", "max_tokens": 200, "ignore_eos": True}
+    async with inner.running():
+        batch = asgi.identity(tier="batch")
+        found = await asgi.post(served, batch, value)
+        plain = await asgi.post(served, asgi.identity("r2"), value)
+        parts = [f for f in found.all if f.kind is frames.Kind.DATA and not f.payload]
+        assert len(parts) >= 2
+        assert max(len(f.token_ids) for f in parts) < 2 * engine.SOME
+        assert not [f for f in plain.all if f.kind is frames.Kind.DATA and not f.payload]
+        assert found.token_ids() == plain.token_ids()
+        sent = emitted.Emitted()
+        for frame in found.all:
+            if frame.kind is frames.Kind.PROMPT:
+                sent.begin(frame)
+            elif frame is parts[1]:
+                break
+            elif frame.kind is frames.Kind.DATA:
+                sent.add(frame)
+        begun = sent.resume(begun=False)
+        assert len(begun.token_ids) >= engine.SOME
+        rest = await asgi.post(served, batch, {**value, resume.FIELD: begun.to_json()})
+    assert (*begun.token_ids, *rest.token_ids()) == tuple(found.token_ids())
+    said = [json.loads(each.client_bytes)["choices"] for each in (found, rest)]
+    assert said[0] == said[1]
