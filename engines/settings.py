@@ -67,8 +67,9 @@ class EnginesSettings:
     )
     no_step_s: float = setting(
         30.0,
-        "An engine that has work and makes no step for so long hangs and leaves the routes; the "
-        "longest honest step, a 32k prefill on a slow machine, is below it.",
+        "An engine that has work and makes no step for so long (or for 50 of its usual steps, if that "
+        "is longer) hangs and leaves the routes; after twice that it is killed. The longest honest "
+        "step, a 32k prefill on a slow machine, is below it.",
         unit="s",
         least=1,
     )

@@ -21,6 +21,8 @@ from scheduler.contracts import clock, fleet, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 
 _R = fleet.ReplicaState
+STEPS_TO_WAIT = 50  # an engine that stands still for so many of its own steps hangs
+KILL_AFTER = 2.0  # times as long as it takes to leave the routes
 FINAL = frozenset({_R.STOPPED, _R.QUARANTINED, _R.LOST})
 _log = logging.getLogger(__name__)
 
@@ -318,7 +320,12 @@ class Keeper:
         self._running = int(said["running"])
         if said["failure"] and self._what.engine is not fleet.EngineKind.HTTP:
             return self._told(f"engine failed: {said['failure']}")
-        trouble = str(said["failure"]) or self._hangs(int(said["steps_total"]), now)
+        still = self._stands_still(int(said["steps_total"]), now)
+        patience = max(self._options.no_step_s, STEPS_TO_WAIT * said["stats"]["step_ms"] / 1_000)
+        if still >= KILL_AFTER * patience:
+            return self._told(f"engine has work and made no step for {still:.0f} s: killed")
+        hangs = f"engine has work and made no step for {still:.0f} s" if still >= patience else ""
+        trouble = str(said["failure"]) or hangs
         if trouble:
             self._unroute(trouble)
         elif self.state in {_R.STARTING, _R.WARM}:
@@ -326,13 +333,11 @@ class Keeper:
         self._means.changed(False)
         return ""
 
-    def _hangs(self, steps: int, now: float) -> str:
+    def _stands_still(self, steps: int, now: float) -> float:
+        """Return seconds for which the engine has had work and made no step."""
         if steps != self._steps[0] or self._running == 0 or steps == 0:
             self._steps = (steps, now)
-        silent = now - self._steps[1]
-        if silent >= self._options.no_step_s:
-            return f"engine has work and made no step for {silent:.0f} s"
-        return ""
+        return now - self._steps[1]
 
     def _unroute(self, reason: str) -> None:
         if self.state is _R.SERVING:

@@ -89,6 +89,7 @@ async def play(
     wish: keeper.Wish = WISH,
     kind: fleet.EngineKind = fleet.EngineKind.SIMULATED,
     error: Exception | None = None,
+    time: clock.Clock | None = None,
     **options: Any,
 ) -> AsyncIterator[Play]:
     """Run a keeper in a slot of two GPUs."""
@@ -124,7 +125,7 @@ async def play(
             starter=starter,
             session=session,
             notes=occupancy.Occupancy(folder / "gpus", "n1"),
-            time=clock.SystemClock(),
+            time=time or clock.SystemClock(),
             changed=lambda _: news.set(),
         )
         what = fleet.ReplicaSpec("m", "1", kind, gpus=2)
@@ -142,9 +143,12 @@ class Sick(scripted.Scripted):
     """An engine whose health a test sets."""
 
     steps = 1
+    step_ms = 0.0
 
     def stats(self) -> engine.EngineStats:
-        return engine.EngineStats(steps_total=self.steps, failure=self.failure)
+        return engine.EngineStats(
+            steps_total=self.steps, step_ms=self.step_ms, failure=self.failure
+        )
 
 
 @contextlib.asynccontextmanager
@@ -279,14 +283,49 @@ async def test_a_failed_engine_is_lost_but_an_external_one_only_leaves_the_route
 
 
 async def test_an_engine_that_has_work_and_makes_no_step_leaves_the_routes(tmp_path: Path) -> None:
-    async with play(tmp_path, no_step_s=0.1) as at, listening(await at.starter.child) as inner:
+    """One that goes on comes back; one that does not is killed, and its log's end is told."""
+    time = clock.FakeClock()
+    async with (
+        play(tmp_path, time=time, no_step_s=30.0) as at,
+        listening(await at.starter.child) as inner,
+    ):
         report = await at.until(lambda r: r.state == "serving")
         secret = private.read(Path(report.secret_file))
         person = asyncio.create_task(ask(report.address, secret))
+        await asyncio.wait_for(inner.started.wait(), PATIENCE_S)
+        await at.until(lambda r: r.stats.interactive == 1)
+        await time.advance(31)
         report = await at.until(lambda r: r.state == "warm")
-        assert "made no step" in report.reason
+        assert "made no step for 31 s" in report.reason
         inner.steps = 2
         await at.until(lambda r: r.state == "serving")
+        (tmp_path / "r-1.log").write_text("NCCL timeout\n")
+        await time.advance(61)
+        report = await at.end()
+        assert report.state == "lost"
+        assert report.reason.startswith("engine has work and made no step for 61 s: killed; log")
+        assert report.reason.endswith("NCCL timeout")
+        assert signal.SIGKILL in (await at.starter.child).signals
+        person.cancel()
+        await asyncio.wait({person})
+
+
+async def test_an_engine_with_slow_steps_is_given_fifty_of_them(tmp_path: Path) -> None:
+    time = clock.FakeClock()
+    async with (
+        play(tmp_path, time=time, no_step_s=30.0) as at,
+        listening(await at.starter.child) as inner,
+    ):
+        inner.step_ms = 1_000.0
+        report = await at.until(lambda r: r.state == "serving")
+        secret = private.read(Path(report.secret_file))
+        person = asyncio.create_task(ask(report.address, secret))
+        await at.until(lambda r: r.stats.interactive == 1)
+        await time.advance(49)
+        before = at.one.report().stats.at_us
+        assert (await at.until(lambda r: r.stats.at_us > before)).state == "serving"
+        await time.advance(2)
+        await at.until(lambda r: r.state == "warm")
         person.cancel()
         await asyncio.wait({person})
 
