@@ -3,13 +3,17 @@
 import dataclasses
 import json
 import urllib.parse
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
 import aiohttp
 
-from batch_jobs import lines, model, verdicts
-from scheduler.contracts import requests
+from batch_jobs import lines, model, partial, verdicts
+from scheduler.contracts import frames, requests
+
+Heard = Callable[[frames.Frame, str], None]
+"""Called with each frame of ids of an answer under way, and the version that they belong to."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,8 +32,17 @@ class Work:
 class Sender(Protocol):
     """What the runner needs of the gateway."""
 
-    async def send(self, job: model.BatchJob, work: Work) -> verdicts.Answer:
-        """Send a line for its job's team and user; whatever goes wrong is in the answer."""
+    async def send(
+        self, job: model.BatchJob, work: Work, begun: partial.Partial | None, heard: Heard
+    ) -> verdicts.Answer:
+        """Send a line for its job's team and user; whatever goes wrong is in the answer.
+
+        Args:
+            job: the line's job.
+            work: the line.
+            begun: the beginning of its answer, if an earlier try has come so far.
+            heard: called with the ids of this try as they come.
+        """
         ...
 
 
@@ -41,6 +54,7 @@ class HttpSender:
         self._headers = {
             "Authorization": f"Bearer {service_key}",
             "Content-Type": "application/json",
+            "Accept": frames.MEDIA_TYPE,
             "X-Forebay-Priority": str(requests.Tier.BATCH),
         }
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10.0)
@@ -62,7 +76,9 @@ class HttpSender:
         if self._session is not None:
             await self._session.close()
 
-    async def send(self, job: model.BatchJob, work: Work) -> verdicts.Answer:
+    async def send(
+        self, job: model.BatchJob, work: Work, begun: partial.Partial | None, heard: Heard
+    ) -> verdicts.Answer:
         """Send a line; see `Sender.send`."""
         if self._session is None:
             raise RuntimeError("the sender was not entered")
@@ -73,9 +89,16 @@ class HttpSender:
             "X-Forebay-Team": urllib.parse.quote(job.team, safe=""),
             "X-Forebay-User": urllib.parse.quote(job.user, safe=""),
         }
+        payload = work.payload
+        if begun is not None:
+            payload = begun.into(payload)
+            if begun.version:
+                headers["X-Forebay-Version"] = begun.version
         url = self._url + work.line.endpoint
         try:
-            async with self._session.post(url, data=work.payload, headers=headers) as response:
+            async with self._session.post(url, data=payload, headers=headers) as response:
+                if response.content_type == frames.MEDIA_TYPE:
+                    return await _framed(response, heard)
                 body = await response.read()
                 return verdicts.Answer(
                     status=response.status,
@@ -87,8 +110,29 @@ class HttpSender:
             return verdicts.Answer(verdicts.NOT_SENT)
         except TimeoutError:
             return verdicts.Answer(verdicts.TOO_LATE)
-        except (aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError, frames.FrameError):
             return verdicts.Answer(verdicts.CUT)
+
+
+async def _framed(response: aiohttp.ClientResponse, heard: Heard) -> verdicts.Answer:
+    """Read an answer that came in frames, see the gateway's `line_outlet`."""
+    decoder, body = frames.Decoder(), b""
+    version = response.headers.get("X-Forebay-Version", "")
+    request_id = response.headers.get("X-Forebay-Request-Id", "")
+    async for chunk in response.content.iter_any():
+        for frame in decoder.feed(chunk):
+            if frame.kind is frames.Kind.END:
+                return verdicts.Answer(200, body, request_id)
+            if frame.kind is frames.Kind.ERROR:
+                said = json.loads(frame.payload)
+                return verdicts.Answer(
+                    int(said["status"]), frame.payload, request_id, float(said["retry_after_s"])
+                )
+            if frame.kind is frames.Kind.DATA and frame.payload:
+                body += frame.payload
+            else:
+                heard(frame, version)
+    return verdicts.Answer(verdicts.CUT, request_id=request_id)
 
 
 def _seconds(text: str) -> float:

@@ -9,6 +9,7 @@ writes and publishes the results. A runner that dies leaves journals; the next o
 import asyncio
 import collections
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -270,7 +271,9 @@ class Daemon:
         sent_in = self._window(work.line.model).round
         run.dispatched(work)
         try:
-            answer = await self._sender.send(run.job, work)
+            answer = await self._sender.send(
+                run.job, work, run.begun(work), functools.partial(run.heard, work)
+            )
         finally:
             run.sent -= 1
             self._in_flight[work.line.model] -= 1

@@ -15,9 +15,12 @@ import os
 import struct
 import threading
 import zlib
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from batch_jobs import checkpoint, partial
 
 _LOG = logging.getLogger(__name__)
 MAGIC = b"forebay-journal-1\n"
@@ -36,10 +39,14 @@ class Kind(enum.IntEnum):
     RETRIED = 5  # it failed and is tried again
     LOST = 6  # it failed because its replica was lost
     SEALED = 7  # data: the ending; no result follows
+    PROMPT = 8  # data: the prompt's ids of an answer that has begun; none: it begins anew
+    TOKENS = 9  # data: ids of the answer so far
 
 
 RESULTS = frozenset({Kind.SUCCEEDED, Kind.FAILED})
+_BEGUN = frozenset({Kind.PROMPT, Kind.TOKENS})
 _KINDS = frozenset(Kind)
+_CHECKPOINT_BYTES = 32 << 20  # read again in less than a second
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,12 +94,16 @@ class Recovered:
     Attributes:
         states: by line number: 0, or the `Kind` of its result.
         histories: of lines that were sent and have no result.
+        partials: the beginnings of these lines' answers.
+        marks: where the input file's lines begin, see `checkpoint.Checkpoint`.
         sealed: the ending, or "" while lines may still run.
         size: bytes of whole entries; the torn rest is cut when a writer opens the file.
     """
 
     states: bytearray
     histories: dict[int, History] = dataclasses.field(default_factory=dict)
+    partials: dict[int, partial.Partial] = dataclasses.field(default_factory=dict)
+    marks: "array[int]" = dataclasses.field(default_factory=lambda: array("Q", [0]))
     sealed: str = ""
     ok: int = 0
     failed: int = 0
@@ -114,8 +125,12 @@ class Recovered:
         if entry.kind in RESULTS:
             self.states[entry.line] = entry.kind
             self.histories.pop(entry.line, None)
+            self.partials.pop(entry.line, None)
             self.ok += entry.kind is Kind.SUCCEEDED
             self.failed += entry.kind is Kind.FAILED
+            return True
+        if entry.kind in _BEGUN:
+            self._begun(entry)
             return True
         history = self.history(entry.line)
         if entry.kind is Kind.DISPATCHED:
@@ -128,6 +143,59 @@ class Recovered:
             history.lost += entry.kind is Kind.LOST
             self.retried += 1
         return True
+
+    def _begun(self, entry: Entry) -> None:
+        found = self.partials.get(entry.line)
+        try:
+            if entry.kind is Kind.TOKENS and found is not None:
+                found.take(entry.data)
+            elif entry.kind is Kind.PROMPT and entry.data:
+                self.partials[entry.line] = partial.Partial.of_prompt(entry.data)
+            elif entry.kind is Kind.PROMPT:
+                self.partials.pop(entry.line, None)
+        except (
+            partial.PartialError
+        ) as error:  # the line begins anew: a cost, and no fault of its own
+            _LOG.warning("line %d: %s", entry.line, error)
+            self.partials.pop(entry.line, None)
+
+    def kept(self, size: int) -> checkpoint.Checkpoint:
+        """Return what is kept of it beside a journal of ``size`` bytes."""
+        return checkpoint.Checkpoint(
+            size=size,
+            tail=0,
+            states=bytes(self.states),
+            sealed=self.sealed,
+            ok=self.ok,
+            failed=self.failed,
+            preempted=self.preempted,
+            retried=self.retried,
+            unfinished=[
+                checkpoint.Unfinished(line, h.attempts, h.failures, h.lost, h.preempted)
+                for line, h in self.histories.items()
+            ],
+            begun=[checkpoint.Begun.of(line, found) for line, found in self.partials.items()],
+            marks=list(self.marks),
+        )
+
+    @classmethod
+    def of(cls, found: checkpoint.Checkpoint) -> "Recovered":
+        """Return the state that a checkpoint keeps."""
+        return cls(
+            states=bytearray(found.states),
+            histories={
+                each.line: History(each.attempts, each.failures, each.lost, each.preempted)
+                for each in found.unfinished
+            },
+            partials={each.line: each.partial() for each in found.begun},
+            marks=checkpoint.marks(found),
+            sealed=found.sealed,
+            ok=found.ok,
+            failed=found.failed,
+            preempted=found.preempted,
+            retried=found.retried,
+            size=found.size,
+        )
 
 
 def _read(file: BinaryIO) -> Entry | None:
@@ -172,7 +240,10 @@ def entries(file: BinaryIO) -> Iterator[tuple[int, Entry]]:
         if MAGIC.startswith(magic):  # torn while it was made: nothing was in it yet
             return
         raise JournalError(f"{file.name} is no journal of batch_jobs")
-    at = len(MAGIC)
+    yield from _from(file, len(MAGIC))
+
+
+def _from(file: BinaryIO, at: int) -> Iterator[tuple[int, Entry]]:
     while (entry := _read(file)) is not None:
         yield at, entry
         at += _HEAD.size + _BODY.size + len(entry.data)
@@ -188,14 +259,19 @@ def recover(path: Path, last_line: int) -> Recovered:
     Raises:
         JournalError: not a journal, or one of a longer file.
     """
-    found = Recovered(bytearray(last_line + 1))
     if not path.exists():
-        return found
+        return Recovered(bytearray(last_line + 1))
+    kept = checkpoint.read(path.parent, last_line)
+    found = Recovered.of(kept) if kept is not None else Recovered(bytearray(last_line + 1))
     with path.open("rb") as file:
-        if file.read(len(MAGIC)) == MAGIC:
-            found.size = len(MAGIC)
-        file.seek(0)
-        for at, entry in entries(file):
+        if kept is None:
+            rest = entries(file)
+            found.size = len(MAGIC) if file.read(len(MAGIC)) == MAGIC else 0
+            file.seek(0)
+        else:
+            file.seek(kept.size)
+            rest = _from(file, kept.size)
+        for at, entry in rest:
             if entry.line > last_line:
                 raise JournalError(
                     f"{path} speaks of line {entry.line}, the job ends at {last_line}"
@@ -237,6 +313,8 @@ class Writer:
         except BaseException:
             os.close(self._fd)
             raise
+        self._folder = path.parent
+        self._kept = self._size  # bytes that a checkpoint covers, or that were just read
         self._buffer: list[bytes] = [] if self._size else [MAGIC]
         self._lock = threading.Lock()  # guards the buffer
         self._committing = threading.Lock()
@@ -255,6 +333,19 @@ class Writer:
         with self._committing:
             self._flush()
 
+    def due(self) -> checkpoint.Checkpoint | None:
+        """Return a checkpoint if one is due: call where `append` is called, `keep` it after a commit."""
+        with self._lock:
+            size = self._size + sum(map(len, self._buffer))
+        if size - self._kept < _CHECKPOINT_BYTES:
+            return None
+        self._kept = size
+        return self.recovered.kept(size)
+
+    def keep(self, found: checkpoint.Checkpoint) -> None:
+        """Write a checkpoint; everything up to its size has been committed."""
+        checkpoint.write(self._folder, found)
+
     def _flush(self) -> None:
         with self._lock:
             queued = len(self._buffer)
@@ -269,8 +360,8 @@ class Writer:
         except OSError:
             os.ftruncate(self._fd, self._size)
             raise
-        self._size += len(data)
         with self._lock:
+            self._size += len(data)
             del self._buffer[:queued]
 
     def close(self) -> None:

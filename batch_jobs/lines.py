@@ -15,7 +15,8 @@ from scheduler.contracts import requests
 
 BOM = b"\xef\xbb\xbf"
 MAX_CUSTOM_ID = 512
-_OURS = ("forebay_priority", "forebay_deadline_ms")
+_OURS = "forebay_"
+_THEIRS = frozenset({"forebay_cache_hint", "forebay_version"})
 ENDPOINTS = frozenset(str(endpoint) for endpoint in requests.Endpoint)
 
 
@@ -75,13 +76,25 @@ class Rules:
 
 
 class Splitter:
-    """Cuts chunks of a file into lines, keeping at most one line of allowed length."""
+    """Cuts chunks of a file into lines, keeping at most one line of allowed length.
 
-    def __init__(self, max_line_bytes: int) -> None:
+    Args:
+        max_line_bytes: a longer line is given out empty.
+        number: lines before the first chunk.
+        at: bytes before the first chunk.
+
+    Attributes:
+        number: of the last line that was given out.
+        at: where in the file the line after it begins.
+    """
+
+    def __init__(self, max_line_bytes: int, number: int = 0, at: int = 0) -> None:
         self._max = max_line_bytes
         self._rest = bytearray()
         self._too_long = False
-        self.number = 0  # of the last line that was given out
+        self._fed = at
+        self.number = number
+        self.at = at
 
     def feed(self, chunk: bytes) -> Iterator[RawLine]:
         """Take ``chunk`` and yield the lines that end in it."""
@@ -89,8 +102,10 @@ class Splitter:
         while (end := chunk.find(b"\n", at)) >= 0:
             self._take(chunk[at:end])
             at = end + 1
+            self.at = self._fed + at
             yield self._line()
         self._take(chunk[at:])
+        self._fed += len(chunk)
 
     def close(self) -> Iterator[RawLine]:
         """Yield the last line, if it has no newline."""
@@ -273,9 +288,11 @@ def _body(fields: dict[str, Any], rules: Rules) -> dict[str, Any]:
         raise Refused("forbidden", f"you may not use model {json.dumps(model[:80])}")
     if body.get("stream"):
         raise Refused("invalid_body", "body.stream can't be true in a batch: leave it out")
-    for field in _OURS:
-        if field in body:
-            raise Refused("invalid_body", f"body.{field} is set by the batch job: leave it out")
+    for field in body:
+        if field.startswith(_OURS) and field not in _THEIRS:
+            raise Refused(
+                "invalid_body", f"body.{field[:64]} is set by the batch job: leave it out"
+            )
     return body
 
 

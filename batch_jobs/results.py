@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from batch_jobs import journal, lines, model
+from batch_jobs import checkpoint, journal, lines, model
 
 INPUT = "input.jsonl"
 JOURNAL = "journal"
@@ -70,12 +70,29 @@ def failed(  # noqa: PLR0913 - an error line has that many independent parts
     return _line(job_id, number, custom_id, response=response, error=error)
 
 
-def read_input(path: Path, max_line_bytes: int) -> Iterator[lines.RawLine]:
-    """Yield a submitted file's lines in bounded memory."""
-    splitter = lines.Splitter(max_line_bytes)
+def read_input(
+    path: Path, max_line_bytes: int, marks: "array[int] | None" = None, first: int = 1
+) -> Iterator[lines.RawLine]:
+    """Yield a submitted file's lines in bounded memory.
+
+    Args:
+        path: the file.
+        max_line_bytes: a longer line is given out empty.
+        marks: where every `checkpoint.MARK_LINES`th line begins, from the first on; grows as they are seen.
+        first: lines before this one are of no interest; some may come all the same.
+    """
+    known = array("Q", [0]) if marks is None else marks
+    block = min((first - 1) // checkpoint.MARK_LINES, len(known) - 1)
+    splitter = lines.Splitter(max_line_bytes, block * checkpoint.MARK_LINES, known[block])
     with path.open("rb") as file:
+        file.seek(known[block])
         while chunk := file.read(_CHUNK):
-            yield from splitter.feed(chunk)
+            for raw in splitter.feed(chunk):
+                if not raw.number % checkpoint.MARK_LINES:
+                    done = raw.number // checkpoint.MARK_LINES
+                    if done == len(known):
+                        known.append(splitter.at)
+                yield raw
         yield from splitter.close()
 
 

@@ -12,8 +12,9 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from batch_jobs import client, intake, journal, lines, model, results, settings, verdicts
+from batch_jobs import client, intake, journal, lines, model, partial, results, settings, verdicts
 from scheduler.contracts import clock as clocks
+from scheduler.contracts import frames
 
 _LOG = logging.getLogger(__name__)
 _REFILL_LINES = 64
@@ -109,7 +110,9 @@ class JobRun:
 
     def _open_lines(self) -> Iterator[client.Work | lines.BadLine]:
         path = self.source.folder / results.INPUT
-        for raw in results.read_input(path, self.source.max_line_bytes):
+        done = self._lines
+        first = max(1, done.states.find(0, 1))
+        for raw in results.read_input(path, self.source.max_line_bytes, done.marks, first):
             if self._lines.states[raw.number]:
                 continue
             line = lines.parse(raw, self.source.rules)
@@ -123,6 +126,26 @@ class JobRun:
         left = self.ready or self.sent or self.waiting or self._reading
         if self._exhausted and not left:
             self.end(model.Ending.DRAINED)
+
+    def begun(self, work: client.Work) -> partial.Partial | None:
+        """Return what is known of a line's answer from its earlier tries."""
+        return self._lines.partials.get(work.line.number)
+
+    def heard(self, work: client.Work, frame: frames.Frame, version: str) -> None:
+        """Keep ids of an answer under way, so that the line's next try goes on from them."""
+        number = work.line.number
+        found = self._lines.partials.get(number)
+        if frame.kind is frames.Kind.PROMPT:
+            if not frame.packed:
+                return  # it goes on from what is known
+            data = b""  # an answer that can't be resumed begins anew
+            if not frame.payload:
+                data = partial.Partial(version, frame.packed, frame.chars).prompt_data()
+            if data or found is not None:
+                self._record(journal.Kind.PROMPT, number, data)
+        elif found is not None and not frame.choice:
+            self._record(journal.Kind.TOKENS, number, found.tokens_data(frame))
+            self.touch()
 
     def dispatched(self, work: client.Work) -> None:
         """Note that a line is being sent."""
@@ -147,6 +170,11 @@ class JobRun:
             self._record(journal.Kind.SUCCEEDED, number, data)
             return None
         if verdict is verdicts.Verdict.REFUSED:
+            if (
+                number in self._lines.partials
+            ):  # its version may be gone: the line itself is judged anew
+                self._record(journal.Kind.PROMPT, number)
+                return 0.0
             self._fail(work, answer, judged)
             return None
         history = self._lines.history(number)
@@ -211,9 +239,11 @@ class JobRun:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            counts = self.counts()
+            counts, due = self.counts(), self._writer.due()
             try:
                 await asyncio.to_thread(self._writer.commit)
+                if due is not None:
+                    await asyncio.to_thread(self._writer.keep, due)
             except OSError as error:
                 if not self.stalled:
                     _LOG.error("job %d: its journal can't be written: %s", self.job.job_id, error)

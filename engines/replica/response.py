@@ -124,8 +124,8 @@ class Response:
 
     async def _tell_ids(self) -> None:
         async with self._order:
-            if not self._told or self._muted or self.status:
-                return
+            if not self._told or self._muted or self.status or self._tap.finish_reasons:
+                return  # behind an answer's last token nobody could go on
             if parts := self._frames(b""):
                 await self._put(b"".join(parts), more=True)
             self._again()

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from batch_jobs import model, results, routes
+from batch_jobs import intake, journal, model, results, routes
 from forebay import api as clients
-from scheduler.contracts import clock, frames, usage
+from scheduler.contracts import clock, frames, resume, usage
 from tests.unit.batch_jobs import world
 from tests.unit.gateway import harness
 
@@ -156,3 +156,87 @@ async def test_fcancel_frees_the_replica_at_once(tmp_path: Path) -> None:
     assert job.state is model.State.CANCELLED
     assert job.counts == model.Counts(total=3, failed=3)
     assert len(world.file_lines(tmp_path, 1, results.ERRORS)) == 3
+
+
+async def test_a_line_goes_on_from_its_tokens_after_preemption_loss_and_a_new_runner(
+    tmp_path: Path,
+) -> None:
+    """Tokens come with the hop, go into the journal, and every next try begins with all of them."""
+    begun: list[resume.Resume | None] = []
+    versions: list[str] = []
+
+    def ids(*told: int, ahead: tuple[int, ...] = ()) -> frames.Frame:
+        return frames.Frame.of(frames.Kind.DATA, b"", told, ahead=ahead)
+
+    async def script(received: harness.Received, out: harness.Out) -> None:
+        value = received.body.get(resume.FIELD)
+        begun.append(resume.Resume.from_json(value) if value else None)
+        versions.append(received.identity.version)
+        match len(begun):
+            case 1:  # preempted in the middle
+                await out.send(harness.PROMPT, ids(7, 8), ids(9))
+                await out.send(ids(ahead=(10,)))
+                await out.error(frames.Error("preempted", "gave its seat back", 503, 5, 0, 4))
+            case 2:  # the replica dies
+                await out.send(frames.Frame.of(frames.Kind.PROMPT), ids(10, 11))
+                await out.reset()
+            case 3:  # the runner dies
+                await out.send(frames.Frame.of(frames.Kind.PROMPT), ids(12))
+                told.set()
+                await out.gone()
+            case _:
+                answer = json.dumps(harness.whole(received)).encode()
+                await out.send(frames.Frame.of(frames.Kind.PROMPT), harness.data(answer, 13))
+                await out.finish(output=7)
+
+    told = asyncio.Event()
+    (tmp_path / "requests.jsonl").write_bytes(world.many(1))
+    async with site(tmp_path, script) as here:
+        async with here.runner():
+            assert (await here.command("fbatch", "requests.jsonl")).code == 0
+            await told.wait()
+            path = intake.job_folder(tmp_path, 1) / results.JOURNAL
+            want = (7, 8, 9, 10, 11, 12)
+
+            def kept() -> bool:
+                found = journal.recover(path, 1).partials.get(1)
+                return found is not None and frames.unpack(found.tokens) == want
+
+            await harness.until(kept)
+        async with here.runner():
+            job = await here.store.ended(1)
+        rows = await here.served.rows(4)
+    assert job.counts == model.Counts(total=1, ok=1, preempted=1, retried=1)
+    prompt = (1, 2, 3, 4, 5)
+    assert begun == [
+        None,
+        resume.Resume(prompt, (7, 8, 9, 10), 3),
+        resume.Resume(prompt, (7, 8, 9, 10, 11), 5),
+        resume.Resume(prompt, (7, 8, 9, 10, 11, 12), 6),
+    ]
+    assert set(versions) == {"1"}
+    paid = [row for row in rows if row.payer is usage.Payer.TEAM]
+    assert max(row.output_tokens for row in paid) == 7
+    (line,) = world.file_lines(tmp_path, 1, results.OUTPUT)
+    assert line["response"]["body"]["choices"][0]["message"]["content"] == "Hello world"
+
+
+async def test_a_beginning_whose_version_is_gone_is_forgotten_and_the_line_judged_anew(
+    tmp_path: Path,
+) -> None:
+    seen: list[bool] = []
+
+    async def script(received: harness.Received, out: harness.Out) -> None:
+        seen.append(resume.FIELD in received.body)
+        if len(seen) == 1:
+            await out.send(harness.PROMPT, frames.Frame.of(frames.Kind.DATA, b"", (7, 8)))
+            await out.error(frames.Error("preempted", "gave its seat back", 503))
+        elif len(seen) == 2:
+            await out.json(400, {"error": {"message": "no such ids", "type": "x", "code": 400}})
+        else:
+            await harness.hello(received, out)
+
+    (tmp_path / "requests.jsonl").write_bytes(world.many(1))
+    async with site(tmp_path, script) as here, here.runner():
+        assert (await here.command("fbatch", "--wait", "requests.jsonl")).code == 0
+    assert seen == [False, True, False]
