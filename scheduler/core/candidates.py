@@ -1,136 +1,19 @@
 """The fleet as routing reads it: made ready when a view comes, so that a decision builds nothing.
 
 A group holds the replicas that a kind of request may go to as far as that changes only with a view
-(model, version, adapter, role, state); what changes with each request (load, room, marks) is read from
-the members by the decision itself. Pure: the time is an argument.
+(model, version, adapter, role, state); what changes with each request (load, room, marks) is kept by its
+pool or read by the decision itself. Pure: the time is an argument.
 """
 
-import dataclasses
-import hashlib
-import math
-from collections.abc import Iterable, Sequence
+import collections
+from collections.abc import Iterable
 
 from scheduler.contracts import fleet, ids
 from scheduler.core import load
+from scheduler.core.contenders import PREFILL_STEPS, Member
+from scheduler.core.groups import Group, Pool
 
-STALE_AFTER_S = 1.0  # statistics come each 200 ms; five in a row missing is an outage
-PREFILL_STEPS = 2.0
-STEP_TOKENS = (
-    2048  # vLLM's own default for max-num-batched-tokens on small machines; 8,192 on large ones
-)
-_MASK = (1 << 64) - 1
-_ODD = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: Knuth's multiplicative hash
-
-
-class Member:
-    """One replica: its newest view, and our own load on it.
-
-    Attributes:
-        replica: as the newest view has it.
-        load: what we have in flight there.
-        seats: sequences that it runs at once.
-        kv_limit: tokens of KV cache that our requests may hold: all, less what others held when its
-            statistics came; infinite where it does not say.
-        prefill_limit: prompt tokens in flight and not yet computed from which it is given no more: what
-            waits inside an engine waits in its order, not in that of bands, teams and deadlines.
-        seed: its hash, for rendezvous.
-        heard_at: monotonic seconds at which its statistics last changed; -inf means never.
-        heard_urgent, heard_batch: seats that we held there at that time.
-    """
-
-    __slots__ = (
-        "heard_at", "heard_batch", "heard_urgent", "kv_limit", "load", "prefill_limit", "replica",
-        "replica_id", "seats", "seed",
-    )  # fmt: skip
-
-    def __init__(
-        self, replica: fleet.Replica, held: load.Load, prefill_steps: float = PREFILL_STEPS
-    ) -> None:
-        self.replica_id = replica.replica_id
-        self.replica = replica
-        self.load = held
-        self.seats = replica.spec.seats
-        self.kv_limit = math.inf
-        self.prefill_limit = prefill_steps * step_tokens(replica.spec)
-        self.seed = hash_of(replica.replica_id)
-        self.heard_at = -math.inf
-        self.heard_urgent = 0
-        self.heard_batch = 0
-
-    def update(self, replica: fleet.Replica, now: float) -> None:
-        """Take in a view that came at ``now``.
-
-        The time stamp in the statistics is another machine's, so only its change is looked at: a view
-        that keeps coming with frozen statistics is as stale as one that no longer comes.
-        """
-        before = self.replica.stats
-        stats, self.replica = replica.stats, replica
-        self.seats = replica.spec.seats
-        if stats is None:
-            self.heard_at, self.kv_limit = -math.inf, math.inf
-        elif self.heard_at == -math.inf or before is None or before.at_us != stats.at_us:
-            self.heard_at = now
-            self.heard_urgent, self.heard_batch = self.load.urgent, self.load.batch
-            self.kv_limit = self._kv_limit(stats)
-
-    def _kv_limit(self, stats: fleet.ReplicaStats) -> float:
-        size = stats.kv_blocks * stats.kv_block_tokens
-        if not size:
-            return math.inf
-        used = (stats.kv_blocks - stats.kv_free) * stats.kv_block_tokens
-        return size - max(0, used - self.load.urgent_kv - self.load.batch_kv)
-
-    def stale(self, now: float) -> bool:
-        """Whether nothing new was heard of it for more than a second."""
-        return now - self.heard_at > STALE_AFTER_S
-
-    def claim(self, key: int) -> int:
-        """Return its claim on a key; the highest wins, and few keys move when a replica comes or goes."""
-        return (self.seed ^ key) * _ODD & _MASK
-
-
-class Group:
-    """Replicas that may take one kind of request.
-
-    Attributes:
-        members: sorted by replica id.
-        loads, seeds: theirs, in the same order.
-        named: members by id.
-        least_context: no member has less.
-        longs: where long prompts go; all of them if the group is too small to set any apart.
-    """
-
-    __slots__ = ("_ranked", "least_context", "loads", "longs", "members", "named", "seeds")
-
-    def __init__(self, members: Sequence[Member], long_share: float) -> None:
-        self.members = sorted(members, key=lambda member: member.replica_id)
-        self.named = {member.replica_id: member for member in self.members}
-        self.loads = [member.load for member in self.members]
-        self.seeds = [member.seed for member in self.members]
-        self.least_context = min(member.replica.spec.max_context for member in self.members)
-        count = max(1, math.ceil(len(self.members) * long_share))
-        # The largest contexts first; among equals by hash, so that a restart moves little.
-        ranked = sorted(self.members, key=lambda m: (-m.replica.spec.max_context, m.seed))
-        self.longs = frozenset(member.replica_id for member in ranked[:count])
-        self._ranked: dict[str, list[Member]] = {}
-
-    def highest(self, key: int) -> Member:
-        """Return the member with the highest claim on ``key``."""
-        claims = [(seed ^ key) * _ODD & _MASK for seed in self.seeds]
-        return self.members[claims.index(max(claims))]
-
-    def ranked(self, name: str) -> list[Member]:
-        """Return the members by their claim on ``name``; computed once for each name."""
-        found = self._ranked.get(name)
-        if found is None:
-            key = hash_of(name)
-            found = sorted(self.members, key=lambda member: -member.claim(key))
-            self._ranked[name] = found
-        return found
-
-    def stale(self, now: float) -> bool:
-        """Whether nothing new was heard of any member for more than a second."""
-        return all(member.stale(now) for member in self.members)
+_Kind = tuple[str, str, bool]  # model, version, whether batch
 
 
 class Fleet:
@@ -152,6 +35,7 @@ class Fleet:
         self._long_share = long_share
         self._prefill_steps = prefill_steps
         self._members: dict[ids.ReplicaId, Member] = {}
+        self._pools: dict[_Kind, Pool] = {}
         self._groups: dict[tuple[str, str, str | None, bool], Group] = {}
         self._shapes: tuple[object, ...] = ()
 
@@ -170,6 +54,9 @@ class Fleet:
         if shapes != self._shapes:
             self._shapes = shapes
             self._regroup()
+        else:
+            for pool in self._pools.values():
+                pool.refresh()
 
     def members(self) -> Iterable[Member]:
         """Return every replica of the newest view."""
@@ -184,33 +71,37 @@ class Fleet:
         return self._groups.get((model, version, adapter, batch))
 
     def _regroup(self) -> None:
-        """Sort serving replicas into groups; those with the same members are one object."""
-        lists: dict[tuple[str, str, str | None, bool], list[Member]] = {}
+        """Sort serving replicas into pools and groups; groups with the same members are one object."""
+        for pool in self._pools.values():
+            pool.close()
+        pools: collections.defaultdict[_Kind, list[Member]] = collections.defaultdict(list)
         for member in self._members.values():
             replica = member.replica
             if replica.state is not fleet.ReplicaState.SERVING or not replica.address:
                 continue
-            spec, role = replica.spec, replica.role
-            takes = [False] if role is not fleet.Role.BATCH else []
-            takes += [True] if role is not fleet.Role.INTERACTIVE else []
-            for batch in takes:
-                for adapter in (None, *spec.adapters):
-                    lists.setdefault((spec.model, spec.version, adapter, batch), []).append(member)
-        made: dict[tuple[ids.ReplicaId, ...], Group] = {}
+            if replica.role is not fleet.Role.BATCH:
+                pools[replica.spec.model, replica.spec.version, False].append(member)
+            if replica.role is not fleet.Role.INTERACTIVE:
+                pools[replica.spec.model, replica.spec.version, True].append(member)
         self._groups = {}
-        for key, members in lists.items():
+        self._pools = {}
+        for kind, members in pools.items():
+            pool = self._pools[kind] = Pool(members, batch=kind[2])
+            self._divide(kind, pool)
+
+    def _divide(self, kind: _Kind, pool: Pool) -> None:
+        """Make a pool's groups: all of it, and those that have each adapter."""
+        model, version, batch = kind
+        lists: collections.defaultdict[str | None, list[Member]] = collections.defaultdict(list)
+        for member in pool.members:
+            for adapter in (None, *member.replica.spec.adapters):
+                lists[adapter].append(member)
+        made: dict[tuple[ids.ReplicaId, ...], Group] = {}
+        for adapter, members in lists.items():
             names = tuple(member.replica_id for member in members)
             if names not in made:
-                made[names] = Group(members, self._long_share)
-            self._groups[key] = made[names]
-
-
-def step_tokens(spec: fleet.ReplicaSpec) -> float:
-    """Return how many prompt tokens an engine computes in one step; infinite where nobody knows."""
-    if spec.engine is fleet.EngineKind.HTTP:
-        return math.inf
-    asked = spec.engine_args.get("max-num-batched-tokens")
-    return float(asked) if isinstance(asked, int) and asked > 0 else STEP_TOKENS
+                made[names] = Group(pool, members, self._long_share)
+            self._groups[model, version, adapter, batch] = made[names]
 
 
 def _shape(replica: fleet.Replica) -> tuple[object, ...]:
@@ -227,38 +118,3 @@ def _shape(replica: fleet.Replica) -> tuple[object, ...]:
         spec.max_context,
         spec.adapters,
     )
-
-
-def hash_of(text: str) -> int:
-    """Return 64 bits that every worker and host computes alike."""
-    raw = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(raw, "big")
-
-
-@dataclasses.dataclass(slots=True)
-class Popularity:
-    """How much of a model's traffic each adapter has had of late; old requests fade.
-
-    Attributes:
-        counts: decayed requests by adapter.
-        total: their sum.
-    """
-
-    counts: dict[str, float] = dataclasses.field(default_factory=dict)
-    total: float = 0.0
-    _since: int = 0
-    _HALVE_AFTER = 1024  # requests
-
-    def note(self, adapter: str) -> None:
-        """Count one request."""
-        self.counts[adapter] = self.counts.get(adapter, 0.0) + 1.0
-        self.total += 1.0
-        self._since += 1
-        if self._since >= self._HALVE_AFTER:
-            self._since = 0
-            self.counts = {name: n / 2 for name, n in self.counts.items() if n >= 1.0}
-            self.total = sum(self.counts.values())
-
-    def share(self, adapter: str) -> float:
-        """Return the adapter's part of the traffic, in [0, 1]."""
-        return self.counts.get(adapter, 0.0) / self.total if self.total else 0.0

@@ -5,7 +5,7 @@ streams, and one that an error path forgets to give back makes a replica look fu
 """
 
 import collections
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from types import TracebackType
 
 from scheduler.contracts import ids, requests
@@ -21,9 +21,10 @@ class Load:
         prefill: of these, uncached prompt tokens of requests that have not begun to answer.
         urgent_kv: KV cache that interactive and standard requests come to hold, in tokens.
         batch_kv: the same for batch.
+        watchers: called after each change.
     """
 
-    __slots__ = ("batch", "batch_kv", "prefill", "tokens", "urgent", "urgent_kv")
+    __slots__ = ("batch", "batch_kv", "prefill", "tokens", "urgent", "urgent_kv", "watchers")
 
     def __init__(self) -> None:
         self.urgent = 0
@@ -32,6 +33,7 @@ class Load:
         self.prefill = 0
         self.urgent_kv = 0
         self.batch_kv = 0
+        self.watchers: tuple[Callable[[], None], ...] = ()
 
     @property
     def idle(self) -> bool:
@@ -79,6 +81,8 @@ class Guard:
         load.tokens -= done
         self.tokens -= done
         self.prefill = 0
+        for moved in load.watchers:
+            moved()
 
     def __enter__(self) -> "Guard":
         """Return itself: the place is held until the block ends."""
@@ -158,6 +162,8 @@ class Loads:
         else:
             load.urgent += sign * guard.seats
             load.urgent_kv += sign * guard.kv_tokens
+        for moved in load.watchers:
+            moved()
         key = (guard.model, guard.tier)
         self._models[key] += sign
         if not self._models[key]:

@@ -8,9 +8,11 @@ bounded by the size of its KV cache. A hint only: nothing breaks where it is wro
 
 import collections
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 
 from scheduler.contracts import ids
+from scheduler.core import holders
 
 CHUNK_BYTES = 2048  # about 500 tokens of English; what a later chunk of a long prompt covers
 FIRST_FRACTION = (
@@ -19,6 +21,7 @@ FIRST_FRACTION = (
 COMMON = 16  # replicas; more holders than this and a quarter of all, and a prefix attracts nobody
 BYTES_PER_TOKEN = 4.0  # until answers have told better
 _LEAST_PAIRS = 64  # of one replica, however many there are
+_MOST_DROPPED = 256  # pairs at once; the longest prompts have about as many
 _LEARN = 0.05  # weight of one answer in the learned bytes per token
 
 
@@ -101,32 +104,34 @@ class Index:
         """Return the estimated length of a prompt in tokens."""
         return int(prefix.size / self.bytes_per_token)
 
-    def longest(self, prefix: Prefix, least: float = 0.0) -> dict[ids.ReplicaId, float]:
-        """Return who holds how much of a prompt, as a share of it in (0, 1].
+    def holders(self, prefix: Prefix, least: float = 0.0) -> holders.Holders:
+        """Return who holds how much of a prompt.
 
         Args:
             prefix: the prompt.
             least: shares below this are left out.
         """
-        found: dict[ids.ReplicaId, float] = {}
         if not prefix.chain or not prefix.size:
-            return found
-        bounds, masks = self._bounds(len(prefix.chain)), self._masks
+            return holders.NOBODY
+        bounds, masks, size = self._bounds(len(prefix.chain)), self._masks, prefix.size
         most = max(COMMON, len(self._shelves) // 4)
+        levels: list[tuple[float, int]] = []
         seen = 0
         for depth in range(len(prefix.chain) - 1, -1, -1):
-            share = bounds[depth] / prefix.size
+            share = bounds[depth] / size
             if share < least:
                 break
             fresh = masks.get(prefix.chain[depth], 0) & ~seen
-            if fresh.bit_count() > most:
-                break  # so many hold it (a system prompt) that it tells nobody apart
-            seen |= fresh
-            while fresh:
-                low = fresh & -fresh
-                found[self._at[low]] = share
-                fresh ^= low
-        return found
+            if fresh:
+                if fresh.bit_count() > most:
+                    break  # so many hold it (a system prompt) that it tells nobody apart
+                seen |= fresh
+                levels.append((share, fresh))
+        return holders.Holders(levels, self._at, self._bit) if levels else holders.NOBODY
+
+    def longest(self, prefix: Prefix, least: float = 0.0) -> dict[ids.ReplicaId, float]:
+        """Return the same as one mapping, shares in (0, 1]."""
+        return self.holders(prefix, least).shares()
 
     def first_new(self, prefix: Prefix) -> int | None:
         """Return the first fingerprint that nobody holds, or the last; None if there are none."""
@@ -147,13 +152,18 @@ class Index:
     def dispatched(self, prefix: Prefix, replica_id: ids.ReplicaId) -> None:
         """Predict that a replica will hold a prompt that goes to it now."""
         shelf = self._shelf(replica_id)
-        bounds = self._bounds(len(prefix.chain))
+        chain, bounds = prefix.chain, self._bounds(len(prefix.chain))
+        held, masks, bit = shelf.held, self._masks, shelf.bit
+        before = len(held)
         # Deepest first, as an engine evicts the tail of a chain before its head.
-        for depth in range(len(prefix.chain) - 1, -1, -1):
-            chunk = prefix.chain[depth]
-            if chunk not in shelf.held:
+        for depth in range(len(chain) - 1, -1, -1):
+            chunk = chain[depth]
+            if chunk not in held:
                 size = bounds[depth] - (bounds[depth - 1] if depth else 0)
-                self._add(shelf, chunk, -size)
+                held[chunk] = -size
+                shelf.size += size
+                masks[chunk] = masks.get(chunk, 0) | bit
+        self._pairs += len(held) - before
         self._trim(shelf)
 
     def returned(
@@ -237,6 +247,10 @@ class Index:
             self._at[bit] = replica_id
         return shelf
 
+    def _bit(self, replica_id: ids.ReplicaId) -> int:
+        shelf = self._shelves.get(replica_id)
+        return 0 if shelf is None else shelf.bit
+
     def _bounds(self, count: int) -> tuple[int, ...]:
         if count > len(self._ends):
             self._ends = ends(2 * count, self._chunk_bytes)
@@ -276,9 +290,20 @@ class Index:
         """
         count = len(self._shelves)
         most = max(_LEAST_PAIRS, self._limit // count)
-        fits = shelf.kv_tokens * self.bytes_per_token if shelf.kv_tokens else None
-        while shelf.held and (len(shelf.held) > most or (fits is not None and shelf.size > fits)):
-            self._remove(shelf, next(iter(shelf.held)))
+        fits = shelf.kv_tokens * self.bytes_per_token if shelf.kv_tokens else math.inf
+        held, masks, keep = shelf.held, self._masks, ~shelf.bit
+        before = len(held)
+        # A request pays for what it adds and for some more, not for a cache that has turned out smaller.
+        for _ in range(_MOST_DROPPED):
+            if not held or (len(held) <= most and shelf.size <= fits):
+                break
+            chunk, size = held.popitem(last=False)
+            shelf.size -= abs(size)
+            if left := masks[chunk] & keep:
+                masks[chunk] = left
+            else:
+                del masks[chunk]
+        self._pairs -= before - len(held)
         while self._pairs > self._limit and self._pairs > _LEAST_PAIRS * count:
             if self._widest is None or len(self._widest.held) <= most:
                 self._widest = max(self._shelves.values(), key=lambda each: len(each.held))

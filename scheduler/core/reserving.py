@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Hashable, Mapping
 
 from scheduler.contracts import fleet, ids, requests
-from scheduler.core import candidates, routing
+from scheduler.core import groups, routing
 
 Lane = tuple[requests.Tier, Hashable]
 
@@ -89,7 +89,7 @@ class Reserving:
 
 
 def choose(
-    ask: routing.Ask, group: candidates.Group, dead: Mapping[ids.ReplicaId, int]
+    ask: routing.Ask, group: groups.Group, dead: Mapping[ids.ReplicaId, int]
 ) -> ids.ReplicaId | None:
     """Return the replica that will have room for a request first, None if none ever will.
 

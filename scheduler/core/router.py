@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from scheduler.contracts import fleet, ids
-from scheduler.core import candidates, load, prefixes, routing
+from scheduler.core import candidates, load, popularity, prefixes, routing
 
 INDEX_LIMIT = (
     500_000  # (replica, chunk) pairs a model: about 60 MB at most, see docs/bench/prefix.md
@@ -72,9 +72,9 @@ class Router:
         self._chunk_bytes = chunk_bytes
         self._limit = limit
         self._indexes: dict[str, prefixes.Index] = {}
-        self._popularity: dict[str, candidates.Popularity] = {}
+        self._popularity: dict[str, popularity.Popularity] = {}
         self._incarnations: dict[ids.ReplicaId, int] = {}
-        self._turn = 0
+        self._after: dict[tuple[str, str], str] = {}
 
     def observe(self, replicas: Sequence[fleet.Replica], now: float) -> None:
         """Take in the newest view, received at monotonic second ``now``."""
@@ -111,23 +111,24 @@ class Router:
         situation = routing.Situation(
             self.fleet,
             at.now,
-            index.longest(ask.prefix, self.policy.least_share),
+            index.holders(ask.prefix, self.policy.least_share),
             index.first_new(ask.prefix),
             self._share(ask),
             at.dead,
             at.full,
             draw,
-            self._turn,
+            self._after.get((ask.model, ask.version), ""),
         )
         choice = routing.choose(ask, situation, self.policy)
         if choice is None:
             return None
-        self._turn += 1
         replica_id = choice.replica.replica_id
+        if choice.reason is routing.STALE:
+            self._after[ask.model, ask.version] = replica_id
         claimed = index.confirmed(ask.prefix, replica_id)
         index.dispatched(ask.prefix, replica_id)
         if ask.adapter is not None:
-            self._popularity.setdefault(ask.model, candidates.Popularity()).note(ask.adapter)
+            self._popularity.setdefault(ask.model, popularity.Popularity()).note(ask.adapter)
         guard = self._open(ask, replica_id, choice.cached_share)
         return Placed(choice.replica, guard, choice.reason, ask.prefix, claimed)
 

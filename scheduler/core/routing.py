@@ -8,12 +8,12 @@ import bisect
 import dataclasses
 import enum
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from scheduler.contracts import fleet, ids, requests
-from scheduler.core import candidates, prefixes
-from scheduler.core.candidates import Member
+from scheduler.core import candidates, contenders, groups, holders, prefixes, room
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,14 +28,14 @@ class Policy:
         least_share: a cached prefix that is a smaller part of the prompt attracts nothing: else a system
             prompt that all share would draw every new conversation to the replica that had it first.
         long_share: part of a model's replicas that are this pool.
-        prefill_steps: see `candidates.Member.prefill_limit`.
+        prefill_steps: see `contenders.Member.prefill_limit`.
     """
 
     factor: float = 1.25
     slack_tokens: int = 2048
     least_share: float = 0.1
     long_share: float = 0.25
-    prefill_steps: float = candidates.PREFILL_STEPS
+    prefill_steps: float = contenders.PREFILL_STEPS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,24 +79,24 @@ class Situation:
     Attributes:
         fleet: the newest view, made ready.
         now: monotonic seconds.
-        held: who is thought to hold how much of the prompt, as a share of it.
+        held: who is thought to hold how much of the prompt.
         key: the first fingerprint of the prompt that nobody holds, or None without fingerprints.
         adapter_share: part of the model's traffic that asks for this adapter.
         dead: per replica, the newest incarnation that is known to be gone.
         full: replicas that said "full" a moment ago, to this band's kind of request.
         draw: a random number in [0, 1) that breaks ties.
-        turn: grows by one with each request, for round-robin without statistics.
+        after: whom the last request without statistics went to, for round-robin.
     """
 
     fleet: candidates.Fleet
     now: float = 0.0
-    held: Mapping[ids.ReplicaId, float] = dataclasses.field(default_factory=dict)
+    held: holders.Holders = holders.NOBODY
     key: int | None = None
     adapter_share: float = 0.0
     dead: Mapping[ids.ReplicaId, int] = dataclasses.field(default_factory=dict)
     full: AbstractSet[ids.ReplicaId] = frozenset()
     draw: float = 0.0
-    turn: int = 0
+    after: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,6 +108,7 @@ class Choice:
     cached_share: float = 0.0
 
 
+_ONE_BY_ONE = 16  # members looked at each for itself; from there on in one go
 STALE = "round-robin: stale statistics"
 
 
@@ -161,202 +162,173 @@ def choose(ask: Ask, at: Situation, policy: Policy = DEFAULT) -> Choice | None:
     """Place a request, or return None where no replica can take it now."""
     batch = ask.tier is requests.Tier.BATCH
     group = at.fleet.group(ask.model, ask.version, ask.adapter, batch=batch)
-    if group is None:
+    if group is None or not group.pool.order:
         return None
-    if left := int(ask.left * _fitting(ask, group)):
-        # Those that compute no prompt now are what others need: nobody waits for a step of theirs.
-        able = _able(ask, group.members, group, at)
-        free = {member.replica_id for member in able if not member.load.prefill}
-        if len(free) <= left:
-            at = dataclasses.replace(at, full=at.full | free)
-    if group.stale(at.now):
-        able = _able(ask, group.members, group, at)
-        return Choice(able[at.turn % len(able)].replica, STALE) if able else None
     field = _Field(ask, at, policy, group)
+    if ask.left and (left := int(ask.left * group.fitting(ask.context_tokens, long=ask.long))):
+        field.leave(left)
+    if group.stale(at.now):
+        member = field.next_after(at.after)
+        return None if member is None else Choice(member.replica, STALE)
     for reason, scorer in SCORERS:
-        scores = scorer(field)
-        if scores:
-            return field.choice(_best(field, scores), reason)
-    member = _least(field)
+        for _, keys in scorer(field):
+            member = field.least(keys)
+            if member is not None:
+                return field.choice(member, reason)
+    member = field.least(group.keys(ask.kv_tokens))
     return None if member is None else field.choice(member, "least work in flight")
 
 
-def _fitting(ask: Ask, group: candidates.Group) -> int:
-    """Return how many members could take the request if they were idle."""
-    members = group.members
-    if ask.long:
-        members = [member for member in members if member.replica_id in group.longs]
-    if ask.context_tokens > group.least_context:
-        return sum(ask.context_tokens <= member.replica.spec.max_context for member in members)
-    return len(members)
-
-
-def _able(
-    ask: Ask, members: Sequence[Member], group: candidates.Group, at: Situation
-) -> list[Member]:
-    """Return those of ``members`` that have room now, in their order."""
-    seats, kv = ask.seats, ask.kv_tokens
-    if ask.tier is requests.Tier.BATCH:
-        able = [
-            m
-            for m in members
-            if m.load.prefill < m.prefill_limit
-            and batch_room(m, at.now) >= seats
-            and _kv_batch(m, kv)
-        ]
-    else:
-        # Batch does not count: the replica aborts it for us (rung 0). An idle replica takes anything:
-        # what does not fit its KV cache at all is for the engine to refuse, in its own words.
-        able = [
-            m
-            for m in members
-            if (held := m.load).urgent + seats <= m.seats
-            and held.prefill < m.prefill_limit
-            and (held.urgent_kv + kv <= m.kv_limit or not held.urgent)
-        ]
-    if ask.context_tokens > group.least_context:
-        able = [m for m in able if ask.context_tokens <= m.replica.spec.max_context]
-    if at.full:
-        able = [m for m in able if m.replica_id not in at.full]
-    if at.dead:
-        able = [m for m in able if m.replica.incarnation > at.dead.get(m.replica_id, -1)]
-    if ask.long:
-        able = [m for m in able if m.replica_id in group.longs]
-    return able
-
-
-def _kv_batch(member: Member, kv_tokens: int) -> bool:
-    held = member.load
-    ours = held.urgent_kv + held.batch_kv
-    return ours + kv_tokens <= member.kv_limit or not (held.urgent or held.batch)
-
-
-def batch_room(member: Member, now: float) -> int:
-    """Return how many more seats batch may take on a replica.
-
-    With fresh statistics our own count decides and the replica corrects it. With stale ones batch never
-    adds more than the seats that are known to be free: what others held when they came counts as held
-    still. A replica that was never heard of gets none.
-    """
-    replica, held = member.replica, member.load
-    urgent, batch = held.urgent, held.batch
-    if member.stale(now):
-        if replica.stats is None:
-            return 0
-        urgent += max(0, replica.stats.interactive - member.heard_urgent)
-        batch += max(0, replica.stats.batch - member.heard_batch)
-    reserved = 0 if replica.role is fleet.Role.BATCH else replica.spec.reserved_seats
-    return replica.spec.seats - reserved - urgent - batch
-
-
 class _Field:
-    """A group as one request finds it: the work in flight, and where a replica counts as saturated.
+    """A group as one request finds it: who has room, and where a replica counts as saturated.
 
-    Attributes:
-        tokens: work of each member, in the group's order.
-        bound: tokens beyond which a member is saturated.
+    Keys are those of `groups.Pool`: sorted, they are members by their work.
     """
 
-    __slots__ = ("ask", "at", "bound", "group", "policy", "tokens")
+    __slots__ = ("_bound", "ask", "at", "group", "members", "policy", "wanted")
 
-    def __init__(self, ask: Ask, at: Situation, policy: Policy, group: candidates.Group) -> None:
+    def __init__(self, ask: Ask, at: Situation, policy: Policy, group: groups.Group) -> None:
         self.ask, self.at, self.policy, self.group = ask, at, policy, group
-        self.tokens = [held.tokens for held in group.loads]
-        total = sum(self.tokens) + ask.prompt_tokens + ask.output_tokens
-        self.bound = max(policy.slack_tokens, policy.factor * total / len(self.tokens))
+        self.members = group.pool.members
+        self._bound: float | None = None
+        self.wanted = room.Wanted(
+            ask.tier is requests.Tier.BATCH,
+            ask.seats,
+            ask.kv_tokens,
+            ask.context_tokens if ask.context_tokens > group.least_context else 0,
+            at.now,
+            group.longs if ask.long else None,
+            at.full,
+            at.dead,
+        )
 
-    def able(self, members: Sequence[Member]) -> list[Member]:
-        """Return those of ``members`` that have room."""
-        return _able(self.ask, members, self.group, self.at)
+    def leave(self, left: int) -> None:
+        """Pass over those that compute no prompt now if there are no more of them than ``left``.
 
-    def saturated(self, member: Member) -> bool:
-        """Whether the request would bring a member beyond the bound; never an idle one."""
-        held = member.load.tokens
-        cached = self.at.held.get(member.replica_id, 0.0)
+        They are what others need: nobody waits for a step of theirs.
+        """
+        free = 0
+        for at in self.group.resting():
+            free += self.wanted.has(self.members[at])
+            if free > left:
+                return
+        self.wanted.resting = False
+
+    def unsaturated(self, keys: Sequence[int], cached: float = 0.0) -> Sequence[int]:
+        """Return those of ``keys`` whose member the request would not bring beyond the bound.
+
+        An idle one never is. ``cached`` is the part of the prompt that they hold.
+        """
+        if not keys:
+            return keys
         own = self.ask.prompt_tokens * (1 - cached) + self.ask.output_tokens
-        return held > 0 and held + own > self.bound
+        idle_below = 1 << groups.SHIFT
+        if keys[-1] < idle_below:
+            return keys
+        most = self.policy.slack_tokens - own
+        if keys[-1] >> groups.SHIFT > most:
+            most = max(most, self.bound - own)
+        below = max(idle_below, (math.floor(most) + 1) << groups.SHIFT)
+        return keys if keys[-1] < below else keys[: bisect.bisect_left(keys, below)]
 
-    def fit(self, members: Sequence[Member]) -> list[Member]:
-        """Return those of ``members`` that have room and are not saturated."""
-        return [member for member in self.able(members) if not self.saturated(member)]
+    @property
+    def bound(self) -> float:
+        """Tokens beyond which a member is saturated, as far as the mean of all decides."""
+        if self._bound is None:
+            total = self.group.total + self.ask.prompt_tokens + self.ask.output_tokens
+            self._bound = self.policy.factor * total / len(self.group)
+        return self._bound
 
-    def choice(self, member: Member, reason: str) -> Choice:
+    def least(self, keys: Sequence[int]) -> contenders.Member | None:
+        """Return the member with the least work among ``keys`` that has room.
+
+        Among equals a new prefix goes where its hash says, so that workers and hosts agree on it; a
+        prompt without one is drawn.
+        """
+        has, known = self.wanted.has, self.members
+        for tried, key in enumerate(keys):
+            if tried == _ONE_BY_ONE:
+                rest = self.wanted.those([known[key & groups.AT] for key in keys[tried:]])
+                if not rest:
+                    return None
+                return self._even(keys, rest[0])
+            if has(known[key & groups.AT]):
+                return self._even(keys, known[key & groups.AT])
+        return None
+
+    def _even(self, keys: Sequence[int], first: contenders.Member) -> contenders.Member:
+        """Return ``first``, the least of those with room, or one of its equals."""
+        tokens = first.load.tokens
+        low = bisect.bisect_left(keys, tokens << groups.SHIFT)
+        high = bisect.bisect_left(keys, (tokens + 1) << groups.SHIFT)
+        if high - low == 1:
+            return first
+        ties = [self.members[key & groups.AT] for key in keys[low:high]]
+        chosen = self._drawn(ties)
+        return chosen if self.wanted.has(chosen) else self._drawn(self.wanted.those(ties))
+
+    def _drawn(self, ties: Sequence[contenders.Member]) -> contenders.Member:
+        if self.at.key is None:
+            return ties[int(self.at.draw * len(ties))]
+        return contenders.highest(ties, self.at.key)
+
+    def next_after(self, name: str) -> contenders.Member | None:
+        """Return the first member with room whose id follows ``name``, from the first again at the end."""
+        known, keys, group = self.members, self.group.pool.keys, self.group
+        turn = [known[at] for at in group.after(name) if keys[at] >= 0]
+        for member in turn[:_ONE_BY_ONE]:
+            if self.wanted.has(member):
+                return member
+        return next(iter(self.wanted.those(turn[_ONE_BY_ONE:])), None)
+
+    def choice(self, member: contenders.Member, reason: str) -> Choice:
         """Return the choice of ``member``."""
-        return Choice(member.replica, reason, self.at.held.get(member.replica_id, 0.0))
+        return Choice(member.replica, reason, self.at.held.share(member.replica_id))
 
 
-def _holders(field: _Field) -> dict[Member, float]:
+Scored = Iterator[tuple[float, Sequence[int]]]
+
+
+def _holders(field: _Field) -> Scored:
     """Score by the cached part of the prompt, where that is worth something."""
-    held, least = field.at.held, field.policy.least_share
-    named = [name for name, share in held.items() if share >= least]
-    if not named:
-        return {}
-    known = [member for name in named if (member := field.group.named.get(name)) is not None]
-    return {member: held[member.replica_id] for member in field.fit(known)}
+    named = field.group.named
+    for share, names in field.at.held.levels():
+        if share < field.policy.least_share:
+            return
+        known = [at for name in names if (at := named.get(name)) is not None]
+        yield share, field.unsaturated(field.group.of(known), share)
 
 
-def _hinted(field: _Field) -> dict[Member, float]:
-    """Score 1 for the replica with the highest claim on the caller's cache hint, of those with room."""
+def _hinted(field: _Field) -> Scored:
+    """Score by the claim on the caller's cache hint: the highest first, then that of those with room."""
     if field.ask.hint is None:
-        return {}
-    key = candidates.hash_of(field.ask.hint)
-    fit = field.fit([field.group.highest(key)])
-    if not fit:
-        fit = field.fit(field.group.members)
-    return {max(fit, key=lambda member: member.claim(key)): 1.0} if fit else {}
+        return
+    key, group = contenders.hash_of(field.ask.hint), field.group
+    yield 1.0, field.unsaturated(group.of([group.highest(key)]))
+    keys = field.unsaturated(group.keys(field.ask.kv_tokens))
+    fit = field.wanted.those([field.members[each & groups.AT] for each in keys])
+    if fit:
+        best = contenders.highest(fit, key)
+        yield contenders.claim(best.seed, key) / 2**64, group.of([group.named[best.replica_id]])
 
 
-def _adapted(field: _Field) -> dict[Member, float]:
+def _adapted(field: _Field) -> Scored:
     """Score 1 for the replicas that an adapter is kept on: as many as its part of the traffic needs."""
-    adapter, members = field.ask.adapter, field.group.members
+    adapter, group = field.ask.adapter, field.group
     if adapter is None:
-        return {}
-    width = max(1, round(field.at.adapter_share * field.policy.factor * len(members)))
-    if width >= len(members):
-        return {}
-    return dict.fromkeys(field.fit(field.group.ranked(adapter)[:width]), 1.0)
+        return
+    width = max(1, round(field.at.adapter_share * field.policy.factor * len(group)))
+    if width < len(group):
+        yield 1.0, field.unsaturated(group.of(group.ranked(adapter)[:width]))
 
 
-Scorer = Callable[[_Field], Mapping[Member, float]]
+Scorer = Callable[[_Field], Scored]
 SCORERS: tuple[tuple[str, Scorer], ...] = (
     ("prefix is there", _holders),
     ("cache hint", _hinted),
     ("adapter is there", _adapted),
 )
-"""In the order of what they save: a prefill is dearer than the loading of an adapter. Each scores, in
-(0, 1], only replicas that it would have; the next is asked where it would have none, and where none of
-them would, the least work in flight decides."""
-
-
-def _best(field: _Field, scores: Mapping[Member, float]) -> Member:
-    """Return the member with the best score, among equals the one with the least work."""
-    best = max(scores.values())
-    ties = [member for member, score in scores.items() if score == best]
-    return _even(field, ties, [member.load.tokens for member in ties])
-
-
-def _least(field: _Field) -> Member | None:
-    """Return the member with the least work in flight of those that have room."""
-    members = field.group.members
-    found = field.able([_even(field, members, field.tokens)])
-    if not found:
-        found = field.able(members)
-    return _even(field, found, [member.load.tokens for member in found]) if found else None
-
-
-def _even(field: _Field, members: Sequence[Member], tokens: Sequence[int]) -> Member:
-    """Return the member with the fewest tokens.
-
-    Among equals a new prefix goes where its hash says, so that workers and hosts agree on it; a prompt
-    without one is drawn.
-    """
-    least = min(tokens)
-    if tokens.count(least) == 1:
-        return members[tokens.index(least)]
-    key = field.at.key
-    if key is not None and len(members) == len(field.tokens) and max(tokens) == least:
-        return field.group.highest(key)  # all are equal, as in an idle fleet
-    ties = [member for member, has in zip(members, tokens, strict=True) if has == least]
-    if key is None:
-        return ties[int(field.at.draw * len(ties))]
-    return max(ties, key=lambda member: member.claim(key))
+"""In the order of what they save: a prefill is dearer than the loading of an adapter. Each names, by falling
+score in (0, 1], the replicas that it would have, without those that are saturated. The picker takes the one
+with the least work of the first that have room; where none of them has, the next scorer is asked, and at last
+the least work in flight decides."""

@@ -18,18 +18,26 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from tests.bench import gateway_subjects, prefix_forebay, prefix_replay
+from tests.bench import gateway_subjects, prefix_replay
 from tests.bench import prefix_workload as workload
+from tests.bench.prefix_arms import ARMS, REPLICAS, Arm, replicas, started
 from tests.contract import engine_vllm
 
-REPLICAS, SEATS = 3, 16
-ARMS = ("random", "round_robin", "vllm_router", "forebay", "forebay_events")
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Got:
+    """What one request got."""
+
+    prompt: int
+    cached: int
+    ttft_ms: float
+    whole_ms: float
 
 
 @dataclasses.dataclass
@@ -39,8 +47,19 @@ class Tally:
     prompt: int = 0
     cached: int = 0
     ttft_ms: list[float] = dataclasses.field(default_factory=list)
+    whole_ms: list[float] = dataclasses.field(default_factory=list)
     failed: int = 0
     by_slice: list[float] = dataclasses.field(default_factory=list)
+
+    def add(self, got: Got | None) -> None:
+        """Count one request; None: it failed."""
+        if got is None:
+            self.failed += 1
+            return
+        self.prompt += got.prompt
+        self.cached += got.cached
+        self.ttft_ms.append(got.ttft_ms)
+        self.whole_ms.append(got.whole_ms)
 
     def summary(self) -> dict[str, float]:
         """Return the arm's figures."""
@@ -50,17 +69,9 @@ class Tally:
             "ttft_ms_mean": statistics.mean(ranked),
             "ttft_ms_p95": ranked[int(0.95 * (len(ranked) - 1))],
             "ttft_ms_slices_stdev": statistics.pstdev(self.by_slice),
+            "whole_ms_mean": statistics.mean(self.whole_ms),
             "failed": self.failed,
         }
-
-
-@dataclasses.dataclass(frozen=True)
-class Arm:
-    """Where an arm's requests go: one address, or several to choose from."""
-
-    name: str
-    addresses: Sequence[str]
-    token: str
 
 
 class Load:
@@ -91,6 +102,24 @@ class Load:
         return arm.addresses[self._turn % len(arm.addresses)]
 
     async def _one(self, arm: Arm, row: workload.Request, tally: Tally) -> None:
+        if arm.chooser is None:
+            tally.add(await self._asked(arm, self._address(arm), row))
+            return
+        address, placed = arm.chooser.place(row)
+        with placed.guard:
+            got = await self._asked(arm, address, row, placed.guard.prefilled)
+            if got is not None:
+                arm.chooser.returned(placed, got.prompt, got.cached)
+        tally.add(got)
+
+    async def _asked(
+        self,
+        arm: Arm,
+        address: str,
+        row: workload.Request,
+        first: Callable[[], None] = lambda: None,
+    ) -> Got | None:
+        """Return what a request got, None where it failed; ``first`` is called at its first token."""
         body = {
             "model": "chat",
             "prompt": row.text,
@@ -100,84 +129,24 @@ class Load:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        url = f"http://{self._address(arm)}/v1/completions"
         headers = {"Authorization": f"Bearer {arm.token}"}
-        began, first, usage = time.perf_counter(), 0.0, None
+        began, first_s, usage = time.perf_counter(), 0.0, None
+        url = f"http://{address}/v1/completions"
         async with self._session.post(url, json=body, headers=headers) as answer:
             async for line in answer.content:
                 if not line.startswith(b"data: {"):
                     continue
-                first = first or time.perf_counter() - began
+                if not first_s:
+                    first_s = time.perf_counter() - began
+                    first()
                 if b'"usage":{' in line:
                     usage = json.loads(line[6:]).get("usage")
         if answer.status != 200 or not usage:
-            tally.failed += 1
-            return
-        tally.prompt += usage["prompt_tokens"]
-        tally.cached += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        tally.ttft_ms.append(first * 1000)
-
-
-def replicas(
-    server: engine_vllm.ForkServer, folder: Path, blocks: int
-) -> list[engine_vllm.Replica]:
-    """Start an arm's replicas."""
-    arguments = {
-        "enforce-eager": True,
-        "dtype": "float32",
-        "block-size": workload.BLOCK_TOKENS,
-        "kv-cache-memory-bytes": blocks * workload.BLOCK_BYTES,
-    }
-    spec = engine_vllm.spec(folder, seats=SEATS, reserved_seats=0, engine_args=arguments)
-    names = [engine_vllm.begin(server, spec) for _ in range(REPLICAS)]
-    return [engine_vllm.listening(server, name) for name in names]
-
-
-@contextlib.asynccontextmanager
-async def started(
-    name: str, engines: Sequence[engine_vllm.Replica], folder: Path, env_dir: Path
-) -> AsyncIterator[Arm]:
-    """Run what an arm needs before its replicas."""
-    addresses = [engine.address for engine in engines]
-    if name.startswith("forebay"):
-        home = folder / name
-        home.mkdir()
-        argv = gateway_subjects.python(
-            "prefix_forebay", str(home), str(folder / "secret"), str(SEATS), *addresses
+            return None
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        return Got(
+            usage["prompt_tokens"], cached, first_s * 1000, (time.perf_counter() - began) * 1000
         )
-        env = {}
-        if name == "forebay_events":
-            env[prefix_forebay.ENDPOINTS] = ",".join(
-                f"ipc://{folder}/events/{engine.pid}" for engine in engines
-            )
-        async with gateway_subjects.process(argv, folder / f"{name}.log", env) as process:
-            said: Any = await gateway_subjects.told(process, folder / f"{name}.log")
-            yield Arm(name, [said["http"].removeprefix("http://")], said["token"])
-    elif name == "vllm_router":
-        port = gateway_subjects.free_port()
-        argv = [
-            str(env_dir / "bin" / "vllm-router"), "--host", "127.0.0.1", "--port", str(port),
-            "--policy", "cache_aware", "--log-level", "warning", "--api-key", engine_vllm.SECRET,
-            "--prometheus-port", str(gateway_subjects.free_port()),
-            "--worker-urls", *[f"http://{address}" for address in addresses],
-        ]  # fmt: skip
-        async with gateway_subjects.process(argv, folder / f"{name}.log"):
-            await _answers(f"127.0.0.1:{port}")
-            yield Arm(name, [f"127.0.0.1:{port}"], engine_vllm.SECRET)
-    else:
-        yield Arm(name, addresses, engine_vllm.SECRET)
-
-
-async def _answers(address: str) -> None:
-    """Wait until a router takes connections."""
-    host, _, port = address.rpartition(":")
-    for _ in range(600):
-        with contextlib.suppress(OSError):
-            _, writer = await asyncio.open_connection(host, int(port))
-            writer.close()
-            return
-        await asyncio.sleep(0.1)
-    raise gateway_subjects.BenchError(f"{address} takes no connection")
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -202,7 +171,9 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                     )
                 )  # fmt: skip
                 arms = [
-                    await stack.enter_async_context(started(arm, engines[arm], folder, options.env))
+                    await stack.enter_async_context(
+                        started(arm, engines[arm], folder, options.env, options.blocks)
+                    )
                     for arm in options.arms
                 ]
                 load = Load(session, options.at_once)
@@ -210,9 +181,28 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                     for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
                         await load.send(arm, part, tallies[arm.name])
                     print(_line(number, len(slices), tallies), flush=True)
+                clocks = {arm.name: engine_clock(folder / "events", arm.pids) for arm in arms}
         finally:
             server.close()
-    return _result(options, rows, tallies)
+    return _result(options, rows, tallies, clocks)
+
+
+def engine_clock(folder: Path, pids: Sequence[int]) -> dict[str, float]:
+    """Return what an arm's engines measured themselves: means of `prefix_forkserver`'s lines, in ms."""
+    found: dict[str, list[float]] = {"first_ms": [], "queued_ms": [], "prefill_ms": []}
+    for pid in pids:
+        path = folder / f"{pid}.times"
+        for line in path.read_text(encoding="ascii").splitlines() if path.exists() else ():
+            for name, value in json.loads(line).items():
+                found[name].append(value)
+    return {name: round(statistics.mean(values or [0.0]), 2) for name, values in found.items()} | {
+        "busiest": max(_requests(folder, pid) for pid in pids) / max(1, len(found["queued_ms"]))
+    }
+
+
+def _requests(folder: Path, pid: int) -> int:
+    path = folder / f"{pid}.times"
+    return path.read_text(encoding="ascii").count("queued_ms") if path.exists() else 0
 
 
 def _line(number: int, of: int, tallies: dict[str, Tally]) -> str:
@@ -224,7 +214,10 @@ def _line(number: int, of: int, tallies: dict[str, Tally]) -> str:
 
 
 def _result(
-    options: argparse.Namespace, rows: Sequence[workload.Request], tallies: dict[str, Tally]
+    options: argparse.Namespace,
+    rows: Sequence[workload.Request],
+    tallies: dict[str, Tally],
+    clocks: dict[str, dict[str, float]],
 ) -> dict[str, Any]:
     arms = {name: tally.summary() for name, tally in tallies.items()}
     engine = prefix_replay.Engine(replicas=REPLICAS, blocks=options.blocks, at_once=options.at_once)
@@ -240,6 +233,8 @@ def _result(
         "ttft_ms_slices_stdev": {
             name: round(each["ttft_ms_slices_stdev"], 2) for name, each in arms.items()
         },
+        "whole_ms_mean": {name: round(each["whole_ms_mean"], 2) for name, each in arms.items()},
+        "engine": clocks,
         "failed": {name: each["failed"] for name, each in arms.items()},
         "of_oracle": {
             name: round(each["hit_share"] / oracle, 4) for name, each in arms.items() if oracle

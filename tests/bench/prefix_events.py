@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from scheduler.contracts import ids
-from scheduler.core import prefixes
+from scheduler.core import holders, prefixes
 
 
 class Blocks:
@@ -79,7 +79,7 @@ class EventIndex(prefixes.Index):
         self._tokens = tokens
         self._size = size
 
-    def longest(self, prefix: prefixes.Prefix, least: float = 0.0) -> dict[ids.ReplicaId, float]:
+    def holders(self, prefix: prefixes.Prefix, least: float = 0.0) -> holders.Holders:
         """Return the part of a prompt that each replica's cache holds, by its events."""
         token_ids = self._tokens(prefix)
         found = {}
@@ -87,7 +87,7 @@ class EventIndex(prefixes.Index):
             share = blocks.held(token_ids, self._size) / max(1, len(token_ids))
             if share and share >= least:
                 found[name] = share
-        return found
+        return holders.Holders.of(found)
 
 
 async def listen(endpoint: str, blocks: Blocks) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from gateway import fingerprints
 from scheduler.contracts import fleet, ids, requests
-from scheduler.core import load, prefixes, router, routing
+from scheduler.core import holders, load, prefixes, router, routing
 from tests.bench import prefix_workload as workload
 
 ARMS = ("random", "round_robin", "stage1", "stage2", "oracle")
@@ -94,11 +94,13 @@ class Known(prefixes.Index):
         self._caches = caches
         self.names: Sequence[int] = ()
 
-    def longest(self, prefix: prefixes.Prefix, least: float = 0.0) -> dict[ids.ReplicaId, float]:
+    def holders(self, prefix: prefixes.Prefix, least: float = 0.0) -> holders.Holders:
         """Return the share of the prompt's blocks that each cache holds."""
         whole = max(1, len(self.names))
         found = {name: cache.hits(self.names) / whole for name, cache in self._caches.items()}
-        return {name: share for name, share in found.items() if share and share >= least}
+        return holders.Holders.of(
+            {name: share for name, share in found.items() if share and share >= least}
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class _Fleet:
         self.known = Known(self.caches) if arm in ("stage2", "oracle") else None
         if self.known is not None:
             self.unit._indexes["chat"] = self.known
-        self.unit.observe([_replica(name, size) for name in self.names], 0.0)
+        self.unit.observe([standing(name, size) for name in self.names], 0.0)
         self.free_at = dict.fromkeys(self.names, 0.0)
         self.now = 0.0
         self.running = 0
@@ -231,7 +233,8 @@ def _names(blocks: Sequence[int]) -> list[int]:
     return found
 
 
-def _replica(name: ids.ReplicaId, blocks: int) -> fleet.Replica:
+def standing(name: ids.ReplicaId, blocks: int) -> fleet.Replica:
+    """Return a replica that serves, with so many KV blocks."""
     spec = fleet.ReplicaSpec("chat", "1", fleet.EngineKind.VLLM, seats=SEATS, max_context=4096)
     known = 0 if blocks == INFINITE else blocks
     stats = fleet.ReplicaStats(

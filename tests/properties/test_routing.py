@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.contracts import fleet, ids, requests
-from scheduler.core import candidates, load, prefixes, router, routing
+from scheduler.core import candidates, contenders, load, prefixes, router, routing
 from tests.unit.scheduler.test_routing import replica
 
 MEMBERS: st.SearchStrategy[dict[str, Any]] = st.builds(
@@ -133,7 +133,7 @@ def test_rendezvous_moves_only_what_was_on_the_replica_that_went(
         known.observe(left, 0.0)
         found = {}
         for key in keys:
-            at = routing.Situation(known, 0.1, key=candidates.hash_of(str(key)))
+            at = routing.Situation(known, 0.1, key=contenders.hash_of(str(key)))
             choice = routing.choose(routing.Ask("chat", "1", requests.Tier.INTERACTIVE), at)
             assert choice is not None
             found[key] = choice.replica.replica_id

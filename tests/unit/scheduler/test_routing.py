@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler.contracts import fleet, ids, requests
-from scheduler.core import candidates, load, routing
+from scheduler.core import candidates, contenders, holders, load, routing
 
 I, B = requests.Tier.INTERACTIVE, requests.Tier.BATCH  # noqa: E741 - tiers
 ASK = routing.Ask("chat", "1", I)
@@ -136,15 +136,15 @@ def test_stale_statistics_mean_round_robin_under_caps_s5() -> None:
     loads = load.Loads()
     stats = fleet.ReplicaStats(at_us=1, seats=8, interactive=1, batch=3)
     replicas = [replica(name, stats=stats) for name in ("r1", "r2", "r3")]
-    order = []
-    for turn in range(24):
-        known = situation(*replicas, loads=loads, age_s=5.0, turn=turn)
+    order = [""]
+    for _ in range(24):
+        known = situation(*replicas, loads=loads, age_s=5.0, after=order[-1])
         choice = routing.choose(ASK, known)
         assert choice is not None
         assert "stale" in choice.reason
         order.append(choice.replica.replica_id)
         loads.open("chat", choice.replica.replica_id, I)
-    assert order[:6] == ["r1", "r2", "r3", "r1", "r2", "r3"]
+    assert order[1:7] == ["r1", "r2", "r3", "r1", "r2", "r3"]
     assert chosen(ASK, situation(*replicas, loads=loads, age_s=5.0)) is None  # 8 each: the cap
 
 
@@ -200,7 +200,7 @@ def test_the_longest_prefix_is_kept_until_its_replica_is_saturated() -> None:
     known = situation(*replicas, loads=loads)
     ask = dataclasses.replace(ASK, prompt_tokens=2000, output_tokens=100)
     held = {ids.ReplicaId("r1"): 0.5, ids.ReplicaId("r2"): 0.9, ids.ReplicaId("gone"): 1.0}
-    known = dataclasses.replace(known, held=held)
+    known = dataclasses.replace(known, held=holders.Holders.of(held))
     choice = routing.choose(ask, known)
     assert choice is not None
     assert (choice.replica.replica_id, choice.reason) == ("r2", "prefix is there")
@@ -216,14 +216,21 @@ def test_the_longest_prefix_is_kept_until_its_replica_is_saturated() -> None:
 def test_an_idle_replica_is_never_saturated() -> None:
     ask = dataclasses.replace(ASK, prompt_tokens=100_000)
     held = {ids.ReplicaId("r2"): 0.5}
-    assert chosen(ask, situation(replica("r1"), replica("r2"), held=held, draw=0.0)) == "r2"
+    assert (
+        chosen(
+            ask, situation(replica("r1"), replica("r2"), held=holders.Holders.of(held), draw=0.0)
+        )
+        == "r2"
+    )
 
 
 def test_a_prefix_that_all_share_draws_nobody() -> None:
     """A system prompt of less than a tenth of the prompt must not bring every conversation to one replica."""
     held = {ids.ReplicaId("r1"): 0.09}
     took = {
-        chosen(ASK, situation(replica("r1"), replica("r2"), held=held, draw=draw))
+        chosen(
+            ASK, situation(replica("r1"), replica("r2"), held=holders.Holders.of(held), draw=draw)
+        )
         for draw in (0.0, 0.9)
     }
     assert took == {"r1", "r2"}
@@ -232,7 +239,7 @@ def test_a_prefix_that_all_share_draws_nobody() -> None:
 def test_new_prefixes_go_where_every_worker_would_send_them() -> None:
     """Rendezvous: equal load, no holder; another worker with another draw decides alike."""
     replicas = [replica(f"r{n}") for n in range(4)]
-    keys = [candidates.hash_of(str(n)) for n in range(1000)]
+    keys = [contenders.hash_of(str(n)) for n in range(1000)]
     first = [chosen(ASK, situation(*replicas, key=key, draw=0.1)) for key in keys]
     second = [chosen(ASK, situation(*reversed(replicas), key=key, draw=0.8)) for key in keys]
     assert first == second
@@ -381,8 +388,8 @@ def test_what_waits_for_its_prefill_waits_here_and_not_in_an_engine() -> None:
 
 
 def test_the_step_of_an_engine_that_says_nothing_is_vllms_own() -> None:
-    assert candidates.step_tokens(replica("r").spec) == candidates.STEP_TOKENS
+    assert contenders.step_tokens(replica("r").spec) == contenders.STEP_TOKENS
     odd = replica("r", engine_args={"max-num-batched-tokens": "many"})
-    assert candidates.step_tokens(odd.spec) == candidates.STEP_TOKENS
+    assert contenders.step_tokens(odd.spec) == contenders.STEP_TOKENS
     unknown = replica("r", engine=fleet.EngineKind.HTTP)
-    assert candidates.step_tokens(unknown.spec) == float("inf")
+    assert contenders.step_tokens(unknown.spec) == float("inf")
