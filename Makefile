@@ -30,7 +30,7 @@ test: setup ## every test, on the real services
 	.ci/test
 
 test-unit: ## the unit tests alone
-	$(PY) -m pytest tests/unit tests/properties -q
+	$(PY) -m pytest tests/unit tests/properties -m "not long" -n 2 --dist worksteal -q
 
 test-long: setup ## the tests that take minutes each, beside those of `make test`
 	$(PY) -m pytest tests -m long --durations=15

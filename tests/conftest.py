@@ -1,10 +1,38 @@
-"""Fixtures that every test may use."""
+"""Fixtures that every test may use, and which tests share a worker of `pytest -n`."""
+
+from pathlib import Path
 
 import pytest
 
 from scheduler.contracts import clock, usage
 
 pytest_plugins = ["tests.realpostgres", "tests.realslurm"]
+
+TESTS = Path(__file__).parent
+VLLM = ("0.32", "0.31")  # the newest first: its fork server is the one of tests that name none
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests that share something dear one worker each, under ``--dist loadgroup``.
+
+    One cluster and one fork server for each vLLM version is what a machine has room for, and starting one
+    takes longer than most tests on it. Others are kept together by module, with its fixtures.
+    """
+    for item in items:
+        place = item.path.relative_to(TESTS).as_posix()
+        if place.startswith(("contract/", "integration/")):
+            item.add_marker(pytest.mark.xdist_group(_group(item) or place))
+
+
+def _group(item: pytest.Item) -> str:
+    if item.get_closest_marker("slurm"):
+        return "slurm"
+    called = getattr(item, "callspec", None)
+    named = [version for version in VLLM if called and version in called.params.values()]
+    if named or item.get_closest_marker("vllm"):
+        return f"vllm-{named[0] if named else VLLM[0]}"
+    return ""
 
 
 @pytest.fixture

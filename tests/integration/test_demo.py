@@ -13,7 +13,7 @@ import pytest
 from tests import realslurm, services
 
 _ENGINES = sorted(Path(sys.prefix).parent.glob(".venv-vllm-*"))
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.alone, pytest.mark.timeout(600)]
 
 
 def _start(folder: Path, **env: str) -> "subprocess.Popen[str]":
