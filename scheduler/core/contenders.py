@@ -25,6 +25,7 @@ class Member:
         load: what we have in flight there.
         seats: sequences that it runs at once.
         batch_seats: of the seats, those that batch may have.
+        batch_bound: seats in use by us at which the replica, as it said, lets no more batch in.
         others: seats that others held beyond what we did when its statistics came; endless where it
             was never heard of, since then nobody knows.
         kv_limit: tokens of KV cache that our requests may hold: all, less what others held when its
@@ -36,7 +37,7 @@ class Member:
     """
 
     __slots__ = (
-        "batch_seats", "heard_at", "kv_limit", "load", "others", "prefill_limit", "replica",
+        "batch_bound", "batch_seats", "heard_at", "kv_limit", "load", "others", "prefill_limit", "replica",
         "replica_id", "seats", "seed",
     )  # fmt: skip
 
@@ -47,6 +48,7 @@ class Member:
         self.replica = replica
         self.load = held
         self.seats = self.batch_seats = replica.spec.seats
+        self.batch_bound = ENDLESS
         self.kv_limit: float = math.inf
         self.prefill_limit = prefill_steps * step_tokens(replica.spec)
         self.seed = hash_of(replica.replica_id)
@@ -66,11 +68,14 @@ class Member:
             self.batch_seats -= spec.reserved_seats
         if stats is None:
             self.heard_at, self.kv_limit, self.others = -math.inf, math.inf, ENDLESS
+            self.batch_bound = ENDLESS
         elif self.heard_at == -math.inf or before is None or before.at_us != stats.at_us:
             self.heard_at = now
             held = self.load
             others = max(0, stats.interactive - held.urgent), max(0, stats.batch - held.batch)
             self.others = sum(others)
+            told = stats.batch_room
+            self.batch_bound = told + held.urgent + held.batch if told >= 0 else ENDLESS
             self.kv_limit = self._kv_limit(stats)
 
     def _kv_limit(self, stats: fleet.ReplicaStats) -> float:

@@ -103,8 +103,9 @@ def batch_room(member: Member, now: float) -> int:
 
     With fresh statistics our own count decides and the replica corrects it. With stale ones batch never
     adds more than the seats that are known to be free: what others held when they came counts as held
-    still. A replica that was never heard of gets none.
+    still. A replica that was never heard of gets none. One that says how much batch it would let in (it
+    knows how fast its steps are) is believed, what came and went since then counted in.
     """
     held = member.load
-    left = member.batch_seats - held.urgent - held.batch
+    left = min(member.batch_seats, member.batch_bound) - held.urgent - held.batch
     return left - member.others if member.stale(now) else left
