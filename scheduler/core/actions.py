@@ -8,12 +8,22 @@ from scheduler.core import replicas, snapshot
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestLease:
-    """Ask Slurm for a lease."""
+    """Ask Slurm for a lease.
+
+    Attributes:
+        team: whose own it is; "" for the platform's.
+        nodes: whole nodes; 0: `gpus` on any one node.
+        walltime_s: 0: as the settings say; less where a window comes before that.
+        time_min_s: the least walltime that is still useful, so that Slurm can start it sooner; 0: none.
+    """
 
     kind: fleet.LeaseKind
     gpus: int
     reason: str
-    team: str = ""  # whose own it is; "" for the platform's
+    team: str = ""
+    nodes: int = 0
+    walltime_s: int = 0
+    time_min_s: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,6 +68,24 @@ class StartReplica:
     lease_id: ids.LeaseId
     slot_id: ids.SlotId | None
     spec: fleet.ReplicaSpec
+    role: fleet.Role
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ParkReplica:
+    """Drain a replica, then put it to sleep: its GPUs are free, its weights wait in host memory (rung 2)."""
+
+    replica_id: ids.ReplicaId
+    drain_s: float
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WakeReplica:
+    """Wake a parked replica on the GPUs of its slot (rung 2)."""
+
+    replica_id: ids.ReplicaId
     role: fleet.Role
     reason: str
 
@@ -123,6 +151,8 @@ Action = (
     | CloseLease
     | CancelJob
     | StartReplica
+    | ParkReplica
+    | WakeReplica
     | AdoptReplica
     | StopReplica
     | SetRole

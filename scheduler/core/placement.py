@@ -1,14 +1,17 @@
 """Where a replica can go: the room that leases have, used up as a plan is made.
 
-Equal slots first (no new job step), then the tightest fit, so that large holes stay whole. Room that
-is still coming (a lease in Slurm's queue) is reserved, so that no second lease is asked for it.
+A slot where the model is parked first (it only has to wake), then an equal slot (no new job step), then the
+tightest fit, so that large holes stay whole. Room that is still coming (a lease in Slurm's queue, GPUs that
+stopping replicas leave) is reserved, so that no second lease is asked for it.
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from scheduler.contracts import fleet, ids
 from scheduler.core import snapshot
+
+Key = tuple[str, str]
 
 
 @dataclasses.dataclass(slots=True)
@@ -24,6 +27,10 @@ class Room:
         used: something of this plan is in it or waits for it.
         waits_for: why it is not ready.
         team: whom the lease is charged to; "" for one that is asked for and is nobody's own.
+        kind: what Slurm may do to it.
+        gpus: of the lease.
+        leaving: slots that stopping replicas are about to leave, with those replicas.
+        parked: slot to the models asleep in it, by replica.
     """
 
     lease_id: ids.LeaseId | None
@@ -34,6 +41,12 @@ class Room:
     used: bool = False
     waits_for: str = ""
     team: str = ""
+    kind: fleet.LeaseKind = fleet.LeaseKind.SERVE
+    gpus: int = 0
+    leaving: list[tuple[snapshot.Slot, ids.ReplicaId]] = dataclasses.field(default_factory=list)
+    parked: Mapping[ids.SlotId, Mapping[Key, ids.ReplicaId]] = dataclasses.field(
+        default_factory=dict
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,16 +58,22 @@ class Place:
         slot_id: an empty slot; None for a new one.
         close: slots that must be closed first.
         waits_for: what it waits for, one line; "" if it can start now.
+        wakes: the parked replica that only has to wake there.
     """
 
     room: Room
     slot_id: ids.SlotId | None = None
     close: tuple[snapshot.Slot, ...] = ()
     waits_for: str = ""
+    wakes: ids.ReplicaId | None = None
 
 
 def rooms(
-    snap: snapshot.Snapshot, *, silent_s: float, stopping: Collection[ids.ReplicaId] = ()
+    snap: snapshot.Snapshot,
+    *,
+    silent_s: float,
+    stopping: Collection[ids.ReplicaId] = (),
+    closed: Collection[ids.LeaseId] = (),
 ) -> list[Room]:
     """Return the room of every lease that something could be started in, now or soon.
 
@@ -63,18 +82,39 @@ def rooms(
         silent_s: an agent that said nothing for longer starts nothing.
         stopping: replicas that this plan stops; their slots, and those of replicas that stop already,
             are room that is coming.
+        closed: leases that nothing new goes to.
     """
-    occupied = {known.replica.slot_id for known in snap.replicas}
+    awake = [
+        known for known in snap.replicas if known.replica.state is not fleet.ReplicaState.ASLEEP
+    ]
+    occupied = {known.replica.slot_id for known in awake}
+    leaving = {
+        known.replica.slot_id: known.replica.replica_id
+        for known in awake
+        if not known.run or known.replica.replica_id in stopping
+    }
+    parked = _parked(snap)
     reasons = {job.stamp.lease_id: job.reason for job in snap.jobs or () if job.stamp is not None}
     found: list[Room] = []
     for held in snap.leases:
         lease = held.lease
         if held.leaving or (held.silent_s is not None and held.silent_s > silent_s):
             continue
+        if lease.lease_id in closed:
+            continue
         if lease.state in {fleet.LeaseState.REQUESTED, fleet.LeaseState.PENDING}:
             reason = reasons.get(lease.lease_id, lease.reason)
             why = f"lease {lease.lease_id} waits in Slurm's queue ({reason})"
-            room = Room(lease.lease_id, False, lease.gpus, [], waits_for=why, team=lease.team)
+            room = Room(
+                lease.lease_id,
+                False,
+                lease.gpus,
+                [],
+                waits_for=why,
+                team=lease.team,
+                kind=lease.kind,
+                gpus=lease.gpus,
+            )
             found.append(room)
         elif lease.state is fleet.LeaseState.RUNNING:
             open_slots = [slot for slot in held.slots if not slot.state.final]
@@ -91,38 +131,25 @@ def rooms(
                     closing_gpus=sum(slot.gpus for slot in open_slots if slot.close),
                     waits_for=f"the agent of lease {lease.lease_id} has not come yet",
                     team=lease.team,
+                    kind=lease.kind,
+                    gpus=lease.gpus,
+                    leaving=[
+                        (slot, leaving[slot.slot_id])
+                        for slot in open_slots
+                        if slot.state.takes and not slot.close and slot.slot_id in leaving
+                    ],
+                    parked=parked,
                 )
-            )
-            found += _coming(
-                snap, lease.team, [s for s in open_slots if s.state.takes and not s.close], stopping
             )
     return found
 
 
-def _coming(
-    snap: snapshot.Snapshot,
-    team: str,
-    open_slots: Sequence[snapshot.Slot],
-    stopping: Collection[ids.ReplicaId],
-) -> list[Room]:
-    """Return the slots that a stopping replica is about to leave."""
-    leaving = {
-        known.replica.slot_id: known.replica.replica_id
-        for known in snap.replicas
-        if not known.run or known.replica.replica_id in stopping
-    }
-    return [
-        Room(
-            slot.lease_id,
-            False,
-            slot.gpus,
-            [],
-            waits_for=f"replica {leaving[slot.slot_id]} is stopping",
-            team=team,
-        )
-        for slot in open_slots
-        if slot.slot_id in leaving
-    ]
+def _parked(snap: snapshot.Snapshot) -> Mapping[ids.SlotId, Mapping[Key, ids.ReplicaId]]:
+    found: dict[ids.SlotId, dict[Key, ids.ReplicaId]] = {}
+    for known in snap.replicas:
+        if known.replica.state is fleet.ReplicaState.ASLEEP and known.run:
+            found.setdefault(known.replica.slot_id, {})[known.key] = known.replica.replica_id
+    return found
 
 
 def open_to(available: Sequence[Room], dedicated: str, owners: Collection[str]) -> Sequence[Room]:
@@ -137,23 +164,26 @@ def open_to(available: Sequence[Room], dedicated: str, owners: Collection[str]) 
     return [room for room in available if (room.team if room.team in owners else "") == own]
 
 
-def take(available: Sequence[Room], gpus: int, *, new_slots: bool) -> Place | None:
+def take(
+    available: Sequence[Room], gpus: int, *, new_slots: bool, key: Key = ("", "")
+) -> Place | None:
     """Find a place for a replica of ``gpus`` GPUs and use it up; None if no lease has room.
 
     Args:
         available: rooms, changed in place.
         gpus: GPUs that it needs.
         new_slots: whether new slots can be started now (Slurm answers).
+        key: model and version, to find where it is parked.
     """
     ready = [room for room in available if room.ready]
-    for room in ready:
-        for slot in room.empty:
-            if slot.gpus == gpus:
-                room.empty.remove(slot)
-                room.used = True
-                return Place(room, slot.slot_id)
+    equal = [(room, slot) for room in ready for slot in room.empty if slot.gpus == gpus]
+    asleep = [pair for pair in equal if key in pair[0].parked.get(pair[1].slot_id, {})]
+    for room, slot in asleep or equal:
+        room.empty.remove(slot)
+        room.used = True
+        return Place(room, slot.slot_id, wakes=room.parked.get(slot.slot_id, {}).get(key))
     if not new_slots:
-        return None
+        return _leaving(ready, gpus)
     fitting = [room for room in ready if room.free_gpus >= gpus]
     if fitting:
         return _new_slot(min(fitting, key=lambda room: room.free_gpus), gpus)
@@ -163,8 +193,49 @@ def take(available: Sequence[Room], gpus: int, *, new_slots: bool) -> Place | No
     for room in ready:
         if room.free_gpus + room.closing_gpus + sum(slot.gpus for slot in room.empty) >= gpus:
             return _recut(room, gpus)
-    coming = [room for room in available if not room.ready and room.free_gpus >= gpus]
-    return _new_slot(min(coming, key=lambda room: room.free_gpus), gpus) if coming else None
+    coming = _leaving(ready, gpus)
+    if coming is not None:
+        return coming
+    for room in ready:
+        if _all(room) >= gpus:
+            return _gather(room, gpus)
+    later = [room for room in available if not room.ready and room.free_gpus >= gpus]
+    return _new_slot(min(later, key=lambda room: room.free_gpus), gpus) if later else None
+
+
+def _leaving(ready: Sequence[Room], gpus: int) -> Place | None:
+    """Take an equal slot that a stopping replica leaves; the next plan finds it empty."""
+    for room in ready:
+        for slot, replica_id in room.leaving:
+            if slot.gpus == gpus:
+                room.leaving.remove((slot, replica_id))
+                room.used = True
+                return Place(room, waits_for=f"replica {replica_id} is stopping")
+    return None
+
+
+def _all(room: Room) -> int:
+    held = sum(slot.gpus for slot in (*room.empty, *(slot for slot, _ in room.leaving)))
+    return room.free_gpus + room.closing_gpus + held
+
+
+def _gather(room: Room, gpus: int) -> Place:
+    """Speak for GPUs that several stopping replicas leave; what is empty already closes now."""
+    close: list[snapshot.Slot] = []
+    got = room.free_gpus + room.closing_gpus
+    for slot in list(room.empty):
+        close.append(slot)
+        room.empty.remove(slot)
+        room.closing_gpus += slot.gpus
+        got += slot.gpus
+    for slot, replica_id in sorted(room.leaving, key=lambda pair: -pair[0].gpus):
+        if got >= gpus:
+            break
+        room.leaving.remove((slot, replica_id))
+        # Counted as closing: it will be closed as soon as it is empty.
+        room.closing_gpus += slot.gpus
+        got += slot.gpus
+    return _await(room, gpus, tuple(close))
 
 
 def _new_slot(room: Room, gpus: int) -> Place:

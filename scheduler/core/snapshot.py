@@ -5,10 +5,11 @@ seconds. Nothing here decides.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 from scheduler.contracts import fleet, ids, slurm
-from scheduler.core import backoff, ladder, replicas
+from scheduler.core import autoscale, backoff, floors, forecast, ladder, lending, replicas, windows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Deployment:
         role: what a replica takes in calm.
         hold_batch: an admin keeps batch off this model: every replica is interactive.
         quarantined_until_us: nothing is started before then; `quarantine_reason` says why.
+        scaling: how the number follows demand; None: it is `replicas`, whatever the demand.
     """
 
     spec: fleet.ReplicaSpec
@@ -28,6 +30,7 @@ class Deployment:
     hold_batch: bool = False
     quarantined_until_us: int = 0
     quarantine_reason: str = ""
+    scaling: autoscale.Scaling | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -61,6 +64,8 @@ class HeldLease:
         absent_polls: polls of Slurm in a row, begun after the lease was asked for, without its job.
         leaving: why its agent is leaving, or "".
         fresh: whether Slurm's newest answer is younger than the lease's state.
+        left_s: seconds until its walltime ends, infinity while that is not known.
+        park_gb: host memory left for parked models, in 10^9 bytes.
     """
 
     lease: fleet.Lease
@@ -71,6 +76,8 @@ class HeldLease:
     absent_polls: int = 0
     leaving: str = ""
     fresh: bool = True
+    left_s: float = math.inf
+    park_gb: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,6 +130,15 @@ class Snapshot:
         failures: (model, version) to its failed starts.
         lease_pause: failed asks of Slurm.
         ladder_memory: model to the ladder's memory.
+        gpus: most GPUs that may be held at once; 0: no bound is known.
+        rates: model to requests/s over the last minute; absent where nobody counts them.
+        curves: model to what two weeks of history say of its demand.
+        week_s: seconds since Monday 00:00 of local time; None: the clock is not trusted.
+        scheduled: what schedules keep warm now and next.
+        closures: maintenance and Slurm's reservations.
+        backlogs: model to its batch work.
+        scale_memory: deployment to the autoscaler's memory.
+        lent_at: when shares of batch last moved, monotonic seconds.
     """
 
     now: float
@@ -141,3 +157,14 @@ class Snapshot:
     failures: Mapping[tuple[str, str], backoff.Failures] = dataclasses.field(default_factory=dict)
     lease_pause: backoff.Failures = dataclasses.field(default_factory=backoff.Failures)
     ladder_memory: Mapping[str, ladder.Memory] = dataclasses.field(default_factory=dict)
+    gpus: int = 0
+    rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    curves: Mapping[str, forecast.Curve] = dataclasses.field(default_factory=dict)
+    week_s: float | None = None
+    scheduled: tuple[floors.Floor, ...] = ()
+    closures: tuple[windows.Window, ...] = ()
+    backlogs: Mapping[str, lending.Backlog] = dataclasses.field(default_factory=dict)
+    scale_memory: Mapping[tuple[str, str], autoscale.Memory] = dataclasses.field(
+        default_factory=dict
+    )
+    lent_at: float | None = None

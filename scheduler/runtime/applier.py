@@ -53,6 +53,8 @@ class Applier:
             actions.CloseLease: self._leases.close_lease,
             actions.CancelJob: self._leases.cancel_job,
             actions.StartReplica: self._start_replica,
+            actions.ParkReplica: self._park_replica,
+            actions.WakeReplica: self._wake_replica,
             actions.AdoptReplica: self._adopt_replica,
             actions.StopReplica: self._stop_replica,
             actions.SetRole: self._set_role,
@@ -79,6 +81,8 @@ class Applier:
             log.info("%s: %s", type(action).__name__, describe(action))
             results.append(Result(action, "done"))
         self._live.ladder_memory = made.ladder_memory
+        self._live.scale_memory = made.scale_memory
+        self._live.lent_at = made.lent_at
         return tuple(results)
 
     async def flush(self) -> None:
@@ -209,6 +213,12 @@ class Applier:
             spec = known.replica.spec
             self._live.fail((spec.model, spec.version), self._time.monotonic(), action.reason)
         self._live.wished()
+
+    async def _park_replica(self, action: actions.ParkReplica) -> None:
+        raise writer.Stale(f"{action.replica_id}: its engine can't be parked")
+
+    async def _wake_replica(self, action: actions.WakeReplica) -> None:
+        raise writer.Stale(f"{action.replica_id}: its engine can't be parked")
 
     async def _set_role(self, action: actions.SetRole) -> None:
         known = self._writes.replica(action.replica_id)

@@ -68,7 +68,7 @@ class LeaseActs:
             gpus=action.gpus,
             gres_type=options.lease_gres_type,
             partition=options.lease_partition,
-            walltime_s=options.lease_walltime_s,
+            walltime_s=action.walltime_s or options.lease_walltime_s,
             requested_us=self._time.wall_us(),
             reason=action.reason,
         )

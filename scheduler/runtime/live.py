@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from scheduler.contracts import fleet, ids, slurm, wire
 from scheduler.contracts.v1 import control_pb2 as pb
-from scheduler.core import backoff, ladder, replicas, snapshot
+from scheduler.core import autoscale, backoff, ladder, replicas, snapshot
 from scheduler.runtime import entries, hosts
 from scheduler.runtime.registry import holdings
 
@@ -52,6 +52,8 @@ class Live:
         self.failures: dict[tuple[str, str], backoff.Failures] = {}
         self.lease_pause = backoff.Failures()
         self.ladder_memory: Mapping[str, ladder.Memory] = {}
+        self.scale_memory: Mapping[tuple[str, str], autoscale.Memory] = {}
+        self.lent_at: float | None = None
         self.jobs: tuple[slurm.Job, ...] | None = None
         self.nodes: tuple[slurm.Node, ...] = ()
         self.hung_up: set[ids.LeaseId] = set()  # agents that left since the last tick

@@ -77,6 +77,44 @@ class Settings:
     pressure_ticks: int = settings.setting(
         2, "Ticks in a row with pressure before a replica turns interactive (rung 1).", least=1
     )
+    itl_slo_ms: float = settings.setting(
+        25.0,
+        "Time per output token aimed at, 40 tokens/s a stream; slower steps are pressure. 0: not looked at.",
+        unit="ms",
+        least=0,
+    )
+    rungs: tuple[int, ...] = settings.setting(
+        (0, 1, 3),
+        "Rungs of the reclaim ladder that are used: 0 seats, 1 roles, 2 swap in place, 3 leases. Without 2 "
+        "interactive and batch replicas live in leases of their own.",
+    )
+    scale_fill: float = settings.setting(
+        0.8,
+        "Share of what replicas can take that the autoscaler plans for; the rest is for bursts.",
+        least=0.1,
+        most=1,
+    )
+    scale_down_s: float = settings.setting(
+        300.0,
+        "A lower need must hold for so long before replicas are given up, a tenth at a time.",
+        unit="s",
+        least=0,
+    )
+    use_forecast: bool = settings.setting(
+        True, "Whether the demand of earlier days asks for capacity before it is needed."
+    )
+    lend_every_s: float = settings.setting(
+        300.0,
+        "Between two moves of batch shares among models; a move costs a start, 2 to 5 minutes.",
+        unit="s",
+        least=0,
+    )
+    min_run_s: float = settings.setting(
+        600.0,
+        "A replica that batch was lent runs at least so long before its share may move.",
+        unit="s",
+        least=0,
+    )
     calm_s: float = settings.setting(
         30.0,
         "Calm after which a replica is shared with batch again; shorter ones flip for ever in real traces.",
@@ -85,6 +123,24 @@ class Settings:
     )
     lease_walltime_s: int = settings.setting(
         86400, "Walltime asked for a lease; renewed by a new lease.", unit="s", least=60
+    )
+    lease_time_min_s: int = settings.setting(
+        0,
+        "Least walltime that is still useful (sbatch --time-min), so that Slurm can start a lease sooner; "
+        "0: only the whole.",
+        unit="s",
+        least=0,
+    )
+    rollover_at_once: int = settings.setting(
+        2,
+        "Leases that are replaced at once as their walltime nears; each overlaps a start.",
+        least=1,
+    )
+    fleet_gpus: int = settings.setting(
+        0, "Most GPUs that Forebay holds at once; 0: what leases there are.", least=0
+    )
+    node_gpus: int = settings.setting(
+        0, "GPUs of a node, for leases over several; 0: no lease spans nodes.", least=0
     )
     lease_gpus: int = settings.setting(
         0, "GPUs asked for in one lease; 0: as many as the replica that it is for.", least=0

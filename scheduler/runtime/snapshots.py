@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable
 from concurrent import futures
 
@@ -101,6 +102,7 @@ def collect(picture: live.Live, time: clock.Clock, options: settings.Settings) -
                 absent_polls=entry.absent_polls,
                 leaving=entry.leaving,
                 fresh=picture.polled > entry.since and not entry.submitting,
+                left_s=_left_s(entry.lease, time.wall_us()),
             )
             for entry in picture.leases.values()
         ),
@@ -126,7 +128,17 @@ def collect(picture: live.Live, time: clock.Clock, options: settings.Settings) -
         failures=dict(picture.failures),
         lease_pause=picture.lease_pause,
         ladder_memory=picture.ladder_memory,
+        gpus=options.fleet_gpus,
+        scale_memory=picture.scale_memory,
+        lent_at=picture.lent_at,
     )
+
+
+def _left_s(lease: fleet.Lease, now_us: int) -> float:
+    """Return seconds until a lease's walltime ends, infinity while that is not known."""
+    if not lease.started_us or not lease.walltime_s:
+        return math.inf
+    return lease.walltime_s - (now_us - lease.started_us) / 1_000_000
 
 
 def settled(picture: live.Live, now: float, options: settings.Settings) -> bool:

@@ -103,7 +103,7 @@ def assumptions(site: scenario.Scenario) -> list[str]:
         f"{traffic.night():.1%} of the peak",
         f"a request: {traffic.prompt:g} prompt tokens of which {traffic.cached:.0%} are cached, "
         f"{traffic.output:g} output tokens",
-        f"every stream gets {slo.tokens_per_s:g} tokens/s on average; nothing kept for bursts, failures, starts",
+        f"every stream gets {slo.tokens_per_s:g} tokens/s on average; nothing is kept for bursts or failures",
         "a step takes a + b*prefill tokens + c*sequences + d*KV tokens (ms), per model in the scenario",
         "a GPU's overhead (activations, graphs, runtime) is the scenario's; GB are 10^9 bytes",
     ]
@@ -137,7 +137,8 @@ def reasons(site: scenario.Scenario, found: list[Row]) -> list[str]:
         lines.append(
             f"{row.model}: {row.gpus_peak} GPUs, reference {row.reference_gpus:.0f} ({change:+.0%}): at "
             f"{site.slo.tokens_per_s:g} tokens/s a stream {row.sequences_at_speed:g} sequences share a step, "
-            f"which decodes {decoding:g} tokens/s where the reference takes {model.reference_decode:g}{cached}"
+            f"which decodes {decoding:g} tokens/s where the reference takes "
+            f"{model.reference_decode:g}{cached}"
         )
     return lines
 

@@ -1,0 +1,60 @@
+"""Leases that near their end: which are replaced now, so that a successor is warm before they go.
+
+A successor takes as long as a start takes, measured; a lease is rolled over that much before its walltime (or
+a maintenance window) ends it, and only some at once, so that the overlap stays small. What is in a lease that
+rolls does not count any more; it goes on serving until its successor does.
+"""
+
+import math
+from typing import Protocol
+
+from scheduler.contracts import fleet
+from scheduler.core import snapshot, windows
+
+MARGIN = 2.0  # Slurm's queue and a start that is slower than usual
+UNKNOWN_START_S = 300.0
+
+
+class Settings(Protocol):
+    """What rollover needs to be told."""
+
+    @property
+    def rollover_at_once(self) -> int:
+        """Leases replaced at the same time, at most."""
+        ...
+
+    @property
+    def drain_s(self) -> float:
+        """Seconds that streams may finish in."""
+        ...
+
+
+def left_s(held: snapshot.HeldLease, snap: snapshot.Snapshot) -> float:
+    """Return seconds until a lease ends by walltime or by a window."""
+    return min(held.left_s, windows.until(snap.closures, held.lease.nodes)[0])
+
+
+def lead_s(snap: snapshot.Snapshot, settings: Settings) -> float:
+    """Return how long before its end a lease is replaced: the slowest start, with margin, and a drain."""
+    starts = [each.scaling.start_s for each in snap.deployments if each.scaling]
+    return (max(starts, default=0.0) or UNKNOWN_START_S) * MARGIN + settings.drain_s
+
+
+def rolling(snap: snapshot.Snapshot, settings: Settings) -> frozenset[str]:
+    """Return the leases that are being replaced now: those that end first, a few at a time."""
+    lead = lead_s(snap, settings)
+    ends = sorted(
+        (left_s(held, snap), held.lease.lease_id)
+        for held in snap.leases
+        if held.lease.state is fleet.LeaseState.RUNNING and not held.leaving
+    )
+    at_once = max(1, settings.rollover_at_once)
+    found: set[str] = set()
+    for rank, (left, lease_id) in enumerate(ends):
+        if math.isinf(left):
+            break
+        # Those behind it in the row need as long again for each group before them.
+        behind = sum(other < left + lead for other, _ in ends[rank + 1 :])
+        if left <= lead * (1 + behind // at_once) and len(found) < at_once:
+            found.add(lease_id)
+    return frozenset(found)

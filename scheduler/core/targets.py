@@ -1,0 +1,239 @@
+"""How many replicas of each deployment there should be: what interactive callers need, and what is lent.
+
+The need comes first, within the fleet's GPUs; whatever they leave is lent to batch work.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from scheduler.contracts import fleet, requests
+from scheduler.core import autoscale, floors, forecast, ladder, lending, members, snapshot
+
+HORIZON = 1.5  # a start may take so much longer than it usually does
+UNKNOWN_START_S = 300.0  # until one has been measured
+LEVEL = (1.0, 1.5)  # how far today's rate against its forecast moves what is still to come
+
+
+class Settings(autoscale.Settings, Protocol):
+    """What targets need to be told."""
+
+    @property
+    def rungs(self) -> Sequence[int]:
+        """Rungs of the ladder that may be used."""
+        ...
+
+    @property
+    def use_forecast(self) -> bool:
+        """Whether history may ask for capacity ahead of time."""
+        ...
+
+    @property
+    def lend_every_s(self) -> float:
+        """Seconds between two moves of batch shares."""
+        ...
+
+    @property
+    def min_run_s(self) -> float:
+        """Seconds that a lent replica runs at least before its share may move."""
+        ...
+
+    @property
+    def stats_stale_s(self) -> float:
+        """Age in seconds from which stats are not used."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """What one deployment should have: `need` for interactive callers, `lent` for batch, and why."""
+
+    need: int
+    lent: int
+    reason: str
+
+    @property
+    def total(self) -> int:
+        """Return all replicas."""
+        return self.need + self.lent
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Targets:
+    """All targets, and what to remember for the next plan."""
+
+    of: Mapping[members.Key, Target]
+    scale_memory: Mapping[members.Key, autoscale.Memory]
+    lent_at: float | None
+    notes: tuple[str, ...]
+
+
+def decide(
+    snap: snapshot.Snapshot,
+    settings: Settings,
+    counted: Mapping[members.Key, list[snapshot.KnownReplica]],
+) -> Targets:
+    """Return what each deployment should have."""
+    needs: dict[members.Key, autoscale.Need] = {}
+    for deployment in snap.deployments:
+        if deployment.scaling is None:
+            memory = autoscale.Memory(deployment.replicas)
+            reason = f"{deployment.replicas} replicas are asked for"
+            needs[deployment.key] = autoscale.Need(deployment.replicas, reason, memory)
+        else:
+            signal = _signal(snap, settings, deployment, counted.get(deployment.key, []))
+            before = snap.scale_memory.get(deployment.key)
+            needs[deployment.key] = autoscale.need(
+                deployment.scaling, signal, before, snap.now, settings
+            )
+    notes: list[str] = []
+    fitting = _fit(snap, needs, notes)
+    lent, lent_at = _lent(snap, settings, counted, fitting)
+    found = {
+        key: Target(fitting[key], lent.get(key, 0), needed.reason) for key, needed in needs.items()
+    }
+    memory_of = {
+        deployment.key: needs[deployment.key].memory
+        for deployment in snap.deployments
+        if deployment.scaling is not None
+    }
+    return Targets(found, memory_of, lent_at, tuple(notes))
+
+
+def _signal(
+    snap: snapshot.Snapshot,
+    settings: Settings,
+    deployment: snapshot.Deployment,
+    mine: Sequence[snapshot.KnownReplica],
+) -> autoscale.Signal:
+    scaling = deployment.scaling
+    assert scaling is not None  # noqa: S101 - the caller has looked
+    model = deployment.spec.model
+    demand = snap.demand.get(model)
+    serving = [known for known in mine if members.serves(known)]
+    open_to = [known for known in serving if known.wanted_role is not fleet.Role.BATCH]
+    stats = [
+        known.replica.stats
+        for known in open_to
+        if known.replica.stats is not None
+        and known.stats_age_s is not None
+        and known.stats_age_s <= settings.stats_stale_s
+    ]
+    tiers = (requests.Tier.INTERACTIVE, requests.Tier.STANDARD)
+    waiting = sum(demand.waiting.get(tier, 0) for tier in tiers) if demand else 0
+    running = sum(demand.in_flight.get(tier, 0) for tier in tiers) if demand else 0
+    newest = demand.ttft_ms[-ladder.NEWEST_TTFT :] if demand else ()
+    lead_s = scaling.start_s or UNKNOWN_START_S
+    least, name = floors.floor_of(model, snap.scheduled, lead_s * HORIZON)
+    rate = snap.rates.get(model)
+    outlook = _outlook(snap, model, rate, lead_s) if settings.use_forecast else None
+    return autoscale.Signal(
+        serving=len(serving),
+        coming=len(mine) - len(serving),
+        waiting=round(waiting * scaling.share),
+        in_flight=round(running * scaling.share),
+        oldest_wait_s=demand.oldest_wait_s if demand else 0.0,
+        ttft_ms=statistics.median(newest) if newest and running else 0.0,
+        itl_ms=statistics.median(stat.step_ms for stat in stats) if stats else 0.0,
+        kv=max((_interactive_kv(stat) for stat in stats), default=0.0),
+        rate=None if rate is None else rate * scaling.share,
+        outlook=None if outlook is None else outlook * scaling.share,
+        floor=least,
+        floor_name=name,
+        seats=max(1, deployment.spec.seats),
+    )
+
+
+def _interactive_kv(stat: fleet.ReplicaStats) -> float:
+    held = stat.interactive + stat.batch
+    return stat.kv_utilisation * stat.interactive / held if held else 0.0
+
+
+def _outlook(
+    snap: snapshot.Snapshot, model: str, rate: float | None, lead_s: float
+) -> float | None:
+    """Return what the forecast holds possible until a replica that is started now is warm."""
+    curve = snap.curves.get(model)
+    if curve is None or snap.week_s is None:
+        return None
+    ahead = curve.ahead(snap.week_s, lead_s * HORIZON + forecast.SLOT_S / 3)
+    if ahead is None or ahead.sure < forecast.TRUSTED:
+        return None
+    here = curve.at(snap.week_s)
+    level = 1.0
+    if rate is not None and here is not None and here.mean > 0:
+        level = min(LEVEL[1], max(LEVEL[0], rate / here.mean))
+    return max(ahead.upper, ahead.mean * level)
+
+
+def _fit(
+    snap: snapshot.Snapshot, needs: Mapping[members.Key, autoscale.Need], notes: list[str]
+) -> dict[members.Key, int]:
+    """Cut the needs to the fleet's GPUs: floors first, then everybody by the same share."""
+    sizes = {each.key: each.spec.gpus for each in snap.deployments}
+    wanted = {key: each.replicas for key, each in needs.items()}
+    total = sum(wanted[key] * sizes[key] for key in wanted)
+    if not snap.gpus or total <= snap.gpus:
+        return wanted
+    kept = {
+        each.key: min(
+            wanted[each.key],
+            max(each.scaling.floor, each.scaling.minimum) if each.scaling else wanted[each.key],
+        )
+        for each in snap.deployments
+    }
+    over = sum((wanted[key] - kept[key]) * sizes[key] for key in wanted)
+    left = max(0, snap.gpus - sum(kept[key] * sizes[key] for key in kept))
+    share = left / over if over else 0.0
+    for key, asked in wanted.items():
+        kept[key] += int((asked - kept[key]) * share)
+    notes.append(
+        f"{total} GPUs are needed and the fleet has {snap.gpus}: everybody gets {share:.0%}"
+    )
+    return kept
+
+
+def _lent(
+    snap: snapshot.Snapshot,
+    settings: Settings,
+    counted: Mapping[members.Key, list[snapshot.KnownReplica]],
+    needs: Mapping[members.Key, int],
+) -> tuple[Mapping[members.Key, int], float | None]:
+    sizes = {each.key: each.spec.gpus for each in snap.deployments}
+    held = snap.gpus or sum(
+        each.lease.gpus for each in snap.leases if each.lease.state is fleet.LeaseState.RUNNING
+    )
+    kinds = members.kinds(snap)
+    swaps = 2 in settings.rungs
+    wants: list[lending.Want] = []
+    for deployment in snap.deployments:
+        scaling, key = deployment.scaling, deployment.key
+        if scaling is None:
+            continue
+        mine = counted.get(key, [])
+        if swaps:
+            extra = max(0, len(mine) - needs[key])
+        else:
+            mine = [
+                known for known in mine if kinds[known.replica.lease_id] is fleet.LeaseKind.BACKFILL
+            ]
+            extra = len(mine)
+        young = sum(known.age_s < settings.min_run_s for known in mine)
+        work = snap.backlogs.get(deployment.spec.model, lending.Backlog(0.0))
+        wants.append(
+            lending.Want(
+                key=key,
+                gpus=max(1, sizes[key]),
+                backlog=work,
+                current=extra,
+                floor=scaling.batch_floor,
+                maximum=scaling.batch_maximum,
+                young=min(extra, young),
+            )
+        )
+    spare = max(0, held - sum(needs[key] * sizes[key] for key in needs))
+    settled = snap.lent_at is None or snap.now - snap.lent_at >= settings.lend_every_s
+    given = lending.lend(spare, wants, settled=settled)
+    moved = any(given[want.key] != want.current for want in wants)
+    return given, snap.now if settled and moved else snap.lent_at
