@@ -1,34 +1,36 @@
 """A segment's rows as Arrow columns, without a Python object for each value.
 
-Rows of one kind are one CSV text with the unit separator for a comma, and Arrow reads that. What needs
-more than that (a segment of the first release, a value of no valid form) goes row by row through
-`accounting.segment`, so that the fault is named and the other rows are kept.
+Compact rows have numbers of fixed width: all of a segment are one array. Rows of text of one kind are one CSV
+text with the unit separator for a comma, and Arrow reads that. What needs more than that (a segment of the
+first release, a value of no valid form) goes row by row through `accounting.decoding`, so that the fault is
+named and the other rows are kept.
 """
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from accounting import schema, segment
+from accounting import decoding, records, schema, segment
 from scheduler.contracts import usage
 
 _PARSE = csv.ParseOptions(
-    delimiter=segment.SEPARATOR,
+    delimiter=records.SEPARATOR,
     quote_char=False,
     ignore_empty_lines=False,
     newlines_in_values=False,
 )
+_SEPARATOR = records.SEPARATOR.encode()
 _BLOCK_BYTES = 1024 * 1024  # ten times the longest row
 _WORDS: Mapping[str, frozenset[str]] = {
     "kind": frozenset(usage.RowKind),
     "outcome": frozenset(usage.Outcome),
     "payer": frozenset(usage.Payer),
 }
-_NO_WORDS: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,8 +52,8 @@ def read(found: segment.Scan) -> Rows:
         tables = _fast(found)
         problem = segment.problem_of(found.name, found.faults, len(found.payloads))
         return Rows(tables, len(found.payloads), problem)
-    except (_Slow, pa.ArrowInvalid, LookupError, ValueError):
-        slow = segment.decode(found)
+    except (_Slow, pa.ArrowInvalid, LookupError, ValueError, TypeError):
+        slow = decoding.decode(found)
         return Rows(of_rows(slow.rows), len(slow.rows), slow.problem)
 
 
@@ -66,15 +68,87 @@ def of_rows(rows: Iterable[usage.Row]) -> dict[str, Any]:
 def _fast(found: segment.Scan) -> dict[str, Any]:
     groups: dict[bytes, list[bytes]] = {}
     for payload in found.payloads:
-        groups.setdefault(payload[:2], []).append(payload)
+        groups.setdefault(payload[:1], []).append(payload)
     tables = {}
+    if compact := groups.pop(records.COMPACT, None):
+        tables[schema.USAGE] = _compact(found, compact)
     for begin, payloads in groups.items():
-        tag = begin[:1].decode()
-        if begin != f"{tag}{segment.SEPARATOR}".encode() or tag not in segment.COLUMNS:
+        tag = begin.decode()
+        if tag not in records.COLUMNS or any(each[1:2] != _SEPARATOR for each in payloads):
             raise _Slow
         table = next(name for name, its in schema.TAGS.items() if its == tag)
-        tables[table] = _table(table, payloads, found.header["columns"][tag])
+        part = _table(table, payloads, found.header["columns"][tag])
+        tables[table] = joined(table, [tables[table], part]) if table in tables else part
     return tables
+
+
+def _compact(found: segment.Scan, payloads: Sequence[bytes]) -> Any:
+    layout = found.header["compact"]
+    form = np.dtype(
+        [("", "S1")]
+        + [
+            (name, f"S{code[:-1]}" if code.endswith("s") else f"<{code}")
+            for name, code in layout["fields"]
+        ]
+    )
+    if any(len(payload) != form.itemsize for payload in payloads):
+        raise _Slow
+    rows = np.frombuffer(b"".join(payloads), form)
+    texts = [records.defined(payload) for payload in found.shared]
+    columns: dict[str, Any] = {}
+    for group, names in layout["groups"].items():
+        columns.update(_shared(group, names, texts, rows[group]))
+    for name, code in layout["fields"]:
+        if name not in layout["groups"]:
+            values = rows[name]
+            columns[name] = (
+                _ids(values) if code.endswith("s") else pa.array(values.astype(np.int64))
+            )
+    whole = {name: pa.chunked_array([column]) for name, column in columns.items()}
+    return _completed(schema.USAGE, whole, len(payloads))
+
+
+def _shared(
+    group: str, names: Sequence[str], texts: Sequence[Sequence[str]], numbers: Any
+) -> dict[str, Any]:
+    """Return a group's columns by the numbers of their definitions, each text once."""
+    used = np.flatnonzero(np.bincount(numbers, minlength=len(texts))).tolist()
+    rows = [texts[number] for number in used]  # IndexError: no such definition
+    if any(len(row) != len(names) + 1 or row[0] != group for row in rows):
+        raise _Slow
+    found = {}
+    for place, name in enumerate(names, 1):
+        words = dict.fromkeys(row[place] for row in rows)
+        places = {word: number for number, word in enumerate(words)}
+        chosen = np.zeros(len(texts), np.int32)
+        chosen[used] = [places[row[place]] for row in rows]
+        found[name] = pa.DictionaryArray.from_arrays(
+            pa.array(chosen[numbers]), pa.array(list(words), pa.string())
+        )
+    return found
+
+
+def _ids(column: Any) -> Any:
+    """Return texts that all have the same length in bytes."""
+    letters = np.ascontiguousarray(column).view(np.uint8)
+    if letters.max() > 127:
+        raise _Slow
+    ends = np.arange(len(column) + 1, dtype=np.int32) * column.dtype.itemsize
+    return pa.StringArray.from_buffers(len(column), pa.py_buffer(ends), pa.py_buffer(letters))
+
+
+def _completed(table: str, found: Mapping[str, Any], rows: int) -> Any:
+    """Return columns as a table of today's, checked; one that its writer did not know has its default."""
+    wanted = schema.held(table)
+    return pa.Table.from_arrays(
+        [
+            _checked(field.name, found[field.name].cast(field.type))
+            if field.name in found
+            else pa.repeat(pa.scalar(schema.default(table, field.name), field.type), rows)
+            for field in wanted
+        ],
+        schema=wanted,
+    )
 
 
 def _table(table: str, payloads: Sequence[bytes], names: Sequence[str]) -> Any:
@@ -91,31 +165,29 @@ def _table(table: str, payloads: Sequence[bytes], names: Sequence[str]) -> Any:
     )
     if read_in.num_rows != len(payloads):
         raise _Slow
-    columns = {name: _checked(name, read_in[name]) for name in there}
-    return pa.Table.from_arrays(
-        [
-            columns[field.name]
-            if field.name in columns
-            else pa.repeat(pa.scalar(schema.default(table, field.name), field.type), len(payloads))
-            for field in wanted
-        ],
-        schema=wanted,
-    )
+    columns = {name: read_in[name] for name in there}
+    for column in columns.values():
+        if pa.types.is_integer(column.type):
+            continue
+        if pc.any(pc.match_substring(_words(column), "\\")).as_py():
+            raise _Slow
+    return _completed(table, columns, len(payloads))
 
 
 def _checked(name: str, column: Any) -> Any:
     if pa.types.is_integer(column.type):
         if pc.min(column).as_py() < 0:
             raise _Slow
-        return column
-    column = column.unify_dictionaries() if pa.types.is_dictionary(column.type) else column
-    words = column.chunk(0).dictionary if pa.types.is_dictionary(column.type) else column
-    if pc.any(pc.match_substring(words, "\\")).as_py():
-        raise _Slow
-    allowed = _WORDS.get(name, _NO_WORDS)
-    if allowed and not allowed.issuperset(words.to_pylist()):
+    elif (allowed := _WORDS.get(name)) and not allowed.issuperset(_words(column).to_pylist()):
         raise _Slow
     return column
+
+
+def _words(column: Any) -> Any:
+    """Return the texts of a column, each once if it has a dictionary."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    return column.unify_dictionaries().chunk(0).dictionary
 
 
 def joined(table: str, parts: Sequence[Any]) -> Any:

@@ -171,19 +171,12 @@ SELECT * REPLACE (
 
 def write_pieces(folder: Path, table: str, day: str, pieces: Iterator[Any]) -> manifests.File:
     """Stream the pieces into one file, durably; the entry has no span yet."""
-    wanted, laid_out = schema.schema(table), schema.encodings(table)
+    wanted = schema.schema(table)
     partition = ship.partition(folder, table, day)
     path = partition / f"{ids.uuid7()}.parquet"
     rows = 0
     with manifests.writing(path) as stream:
-        writer = pq.ParquetWriter(
-            stream,
-            wanted,
-            compression="zstd",
-            store_schema=False,
-            use_dictionary=[name for name in wanted.names if name not in laid_out],
-            column_encoding=laid_out,
-        )
+        writer = pq.ParquetWriter(stream, wanted, **schema.layout(table))
         with writer:
             for piece in pieces:
                 for batch in piece.to_arrow_reader(_GROUP_ROWS):

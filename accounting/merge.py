@@ -17,7 +17,7 @@ The key is (request id, attempt). Rules, the same in `merge` and in `statement`:
 from collections.abc import Iterable
 from typing import Any
 
-from accounting import schema, segment
+from accounting import records, schema
 from scheduler.contracts import usage
 
 _KEY = ("request_id", "attempt", "kind")
@@ -34,7 +34,7 @@ _ORDER = (
     "outcome",
     "payer",
     "reason",
-    *[name for name in segment.IDENTITY if name not in {"request_id", "attempt"}],
+    *[name for name in records.IDENTITY if name not in {"request_id", "attempt"}],
 )
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from accounting import columns, schema, segment
+from accounting import columns, decoding, schema, segment
 from accounting import manifest as manifests
 from scheduler.contracts import clock as clocks
 from scheduler.contracts import ids, usage
@@ -186,7 +186,7 @@ def _clear(state_dir: Path, current: manifests.Manifest) -> Iterator[str]:
     for path in segments(state_dir):
         if path.name in current.segments:
             try:
-                read = segment.read_segment(path)
+                read = decoding.read_segment(path)
             except OSError as error:
                 yield unreadable(path, error)
                 continue
@@ -249,7 +249,7 @@ def _ended(found: segment.Scan) -> columns.Rows:
     """
     if found.sealed or segment.writer_alive(found.header) is not False:
         return columns.read(found)
-    read = segment.decode(found)
+    read = decoding.decode(found)
     closed = {
         (row.identity.request_id, row.identity.attempt)
         for row in read.rows
@@ -300,7 +300,7 @@ def write_file(
 ) -> manifests.File:
     """Write one Parquet file durably and return its manifest entry; nobody sees it before the swap."""
     sink = pa.BufferOutputStream()
-    pq.write_table(arrow, sink, compression="zstd", store_schema=False)
+    pq.write_table(arrow, sink, **schema.layout(table))
     data = sink.getvalue().to_pybytes()
     path = partition(folder, table, day) / f"{ids.uuid7()}.parquet"
     manifests.write_durably(path, data)
@@ -336,7 +336,7 @@ def _publish(
 
 
 def _remove(state_dir: Path, path: Path, *, damaged: bool) -> None:
-    """Remove a shipped segment, then its marker: in this order, see `_Open.taken` in the spool."""
+    """Remove a shipped segment, then its marker: in this order, see `OpenSegment.taken`."""
     if damaged:
         aside = state_dir / "spool" / "quarantine"
         aside.mkdir(exist_ok=True)

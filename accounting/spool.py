@@ -15,7 +15,6 @@ Standard library only: this loads inside an engine's environment.
 
 import asyncio
 import concurrent.futures
-import contextlib
 import errno
 import os
 import re
@@ -24,6 +23,7 @@ import threading
 from pathlib import Path
 
 from accounting import datasync, segment
+from accounting.open_segment import OpenSegment
 from scheduler.contracts import clock as clocks
 from scheduler.contracts import errors, usage
 
@@ -33,72 +33,6 @@ MAX_AGE_S = 60.0
 _EMPTY_AGE_S = 3600.0  # well before the shipper takes an empty one for forgotten
 _RETRY_S = 1.0  # a full disk is asked again this often, so that `ready` stays cheap
 _RETIRED_AT_MOST = 4
-
-
-class _Open:
-    """One segment while it is being written."""
-
-    def __init__(self, folder: Path, name: str, size: int, header: bytes) -> None:
-        self.path = folder / name
-        self._name, self._marker = str(self.path), str(self.path.with_suffix(segment.TAKEN))
-        self.size = size
-        self.rows = 0
-        self.unsynced: list[bytes] = []
-        self._new = True
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self.fd = os.open(self.path, flags, 0o640)
-        try:
-            os.posix_fallocate(self.fd, 0, size)
-            self.offset = 0
-            self._write(header)
-        except OSError:
-            os.close(self.fd)
-            self.path.unlink(missing_ok=True)
-            raise
-
-    @property
-    def new(self) -> bool:
-        """Whether its name may not be on disk yet."""
-        return self._new
-
-    @property
-    def free(self) -> int:
-        return self.size - self.offset - segment.SEAL_BYTES
-
-    def append(self, record: bytes) -> None:
-        self._write(record)
-        self.rows += 1
-        self.unsynced.append(record)
-
-    def _write(self, data: bytes) -> None:
-        written = os.pwrite(self.fd, data, self.offset)
-        self.offset += written
-        if written < len(data):
-            self._write(data[written:])
-
-    def sync(self) -> None:
-        os.fdatasync(self.fd)
-        if self._new:
-            _sync_folder(self.path.parent)
-            self._new = False
-
-    def taken(self) -> bool:
-        """Whether the shipper has taken it; the order matters, see `accounting.ship`."""
-        return os.path.exists(self._marker) or not os.path.exists(self._name)  # noqa: PTH110 - for each sync
-
-    def seal(self) -> None:
-        self._write(segment.encode_seal(self.rows))
-        os.ftruncate(self.fd, self.offset)
-        self.sync()
-        self.close()
-
-    def discard(self) -> None:
-        """Remove a segment that never held a row."""
-        self.path.unlink(missing_ok=True)
-        self.close()
-
-    def close(self) -> None:
-        os.close(self.fd)
 
 
 class Spool:
@@ -136,11 +70,11 @@ class Spool:
         self._pid = os.getpid()
         self._lock = threading.Lock()  # guards what follows; never held over an fdatasync
         self._flushing = threading.Lock()  # one flush at a time
-        self._current: _Open | None = None
-        self._spare: _Open | None = None
-        self._retired: list[_Open] = []
-        self._lost: list[_Open] = []
-        self._orphans: list[bytes] = []  # not acknowledged, and their segment was lost
+        self._current: OpenSegment | None = None
+        self._spare: OpenSegment | None = None
+        self._retired: list[OpenSegment] = []
+        self._lost: list[OpenSegment] = []
+        self._orphans: list[usage.Row] = []  # not acknowledged, and their segment was lost
         self._opened_at = 0.0
         self._count = 0
         self._fault = ""
@@ -148,7 +82,6 @@ class Spool:
         self._appended = 0
         self._synced = 0
         self._closed = False
-        self._encoder = segment.Encoder()
         self._flight: asyncio.Future[None] | None = None
         self._kernel = datasync.open_()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, f"spool-{self._writer}")
@@ -162,15 +95,9 @@ class Spool:
             errors.RecordingUnavailable: there is no room for it.
             errors.Internal: it holds a number that no reader would take; it is not recorded.
         """
-        record = self._encoder.encode(row)
         with self._lock:
             self._own()
-            current = self._room(len(record))
-            try:
-                current.append(record)
-            except OSError as error:
-                self._lose(current)
-                raise self._unavailable(error) from error
+            self._write(row)
             self._appended += 1
         if len(self._retired) > _RETIRED_AT_MOST and not self._in_kernel:
             self._flush()  # nobody syncs: bound what waits
@@ -244,7 +171,7 @@ class Spool:
             self._kernel = None
         return None
 
-    def _settled(self, one: _Open, count: int, fault: int) -> bool:
+    def _settled(self, one: OpenSegment, count: int, fault: int) -> bool:
         """Note a segment as synced; False if it failed or was taken, and its rows must go elsewhere."""
         taken = fault == 0 and one.taken()
         with self._lock:
@@ -295,12 +222,24 @@ class Spool:
             )
             raise errors.RecordingUnavailable(f"usage spool {self._folder} {why}: open another one")
 
-    def _room(self, size: int) -> _Open:
+    def _write(self, row: usage.Row) -> None:
+        """Write a row to the current segment or the next; the lock is held."""
+        current = self._current
+        if current is None or self._clock.monotonic() - self._opened_at >= self._max_age_s:
+            current = self._room()
+        try:
+            if not current.append(row):
+                current = self._advance()
+                if not current.append(row):
+                    raise errors.Internal(f"usage row not recorded: {row!r:.200} is too large")
+        except OSError as error:
+            self._lose(current)
+            raise self._unavailable(error) from error
+
+    def _room(self) -> OpenSegment:
         """Return the segment to write to; the lock is held."""
         current = self._current
         if current is None:
-            return self._advance()
-        if current.free < size:
             return self._advance()
         age = self._clock.monotonic() - self._opened_at
         if age >= (self._max_age_s if current.rows else _EMPTY_AGE_S):
@@ -310,7 +249,7 @@ class Spool:
                 return current  # age alone is no reason to lose a row
         return current
 
-    def _advance(self) -> _Open:
+    def _advance(self) -> OpenSegment:
         """Go over to the spare or a new segment; the lock is held."""
         fresh = self._spare or self._open()
         self._spare = None
@@ -323,15 +262,10 @@ class Spool:
     def _repay(self) -> None:
         """Write again what a lost segment owes; the lock is held."""
         while self._orphans:
-            current = self._room(len(self._orphans[0]))
-            try:
-                current.append(self._orphans[0])
-            except OSError as error:
-                self._lose(current)
-                raise self._unavailable(error) from error
+            self._write(self._orphans[0])
             del self._orphans[0]
 
-    def _open(self) -> _Open:
+    def _open(self) -> OpenSegment:
         if self._clock.monotonic() < self._retry_at:
             raise errors.RecordingUnavailable(self._fault, retry_after_s=_RETRY_S)
         now = self._clock.wall_us()
@@ -339,8 +273,7 @@ class Spool:
         self._count += 1
         header = segment.encode_header(self._writer, now)
         try:
-            _make(self._folder)
-            return _Open(self._folder, name + segment.SUFFIX, self._segment_bytes, header)
+            return OpenSegment(self._folder, name + segment.SUFFIX, self._segment_bytes, header)
         except OSError as error:
             raise self._unavailable(error) from error
 
@@ -352,7 +285,7 @@ class Spool:
         self._retry_at = self._clock.monotonic() + _RETRY_S
         return errors.RecordingUnavailable(self._fault, retry_after_s=_RETRY_S)
 
-    def _lose(self, lost: _Open) -> None:
+    def _lose(self, lost: OpenSegment) -> None:
         """Leave a segment whose file can't be trusted; what it owes goes to the next. Lock held."""
         self._orphans.extend(lost.unsynced)
         lost.unsynced = []
@@ -380,7 +313,7 @@ class Spool:
                 raise errors.RecordingUnavailable(self._fault, retry_after_s=_RETRY_S)
         self._seal_retired()
 
-    def _settle(self, one: _Open, count: int) -> bool:
+    def _settle(self, one: OpenSegment, count: int) -> bool:
         """Sync one segment; False if its rows must go elsewhere."""
         if count == 0:
             return True
@@ -419,22 +352,3 @@ def _consume(flight: "asyncio.Future[None]") -> None:
     """Take the exception of a flush whose waiters have all left."""
     if not flight.cancelled():
         flight.exception()
-
-
-def _make(folder: Path) -> None:
-    """Make a folder, so that it is still there after a power cut."""
-    if folder.is_dir():
-        return
-    _make(folder.parent)
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir()
-        folder.chmod(0o750)  # whatever the umask: who used what is not everybody's business
-    _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -15,7 +15,17 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from accounting import books, compact, manifest, rolling, rollup, schema, segment, ship, spool
+from accounting import (
+    books,
+    compact,
+    decoding,
+    manifest,
+    rolling,
+    rollup,
+    schema,
+    ship,
+    spool,
+)
 from scheduler.contracts import clock, errors
 from tests import services
 from tests.integration import accounting_victims
@@ -388,5 +398,5 @@ async def test_a_really_full_disk_refuses_early_and_loses_nothing(
         sink.append(samples.row("close", f"q{number}"))
     await sink.sync()
     sink.close()
-    rows = [row for path in ship.segments(small_disk) for row in segment.read_segment(path).rows]
+    rows = [row for path in ship.segments(small_disk) for row in decoding.read_segment(path).rows]
     assert len(rows) == admitted + 100

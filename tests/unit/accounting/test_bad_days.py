@@ -9,8 +9,10 @@ import pytest
 
 from accounting import (
     books,
+    decoding,
     gpu_lines,
     gpu_minutes,
+    records,
     rolling,
     rollup,
     segment,
@@ -30,7 +32,7 @@ NOW = clock.FakeClock(samples.NOON + 7_200_000_000)
 def test_a_zeroed_length_in_a_sealed_segment_is_named_and_set_aside(tmp_path: Path) -> None:
     path = write(tmp_path, [samples.row(request_id=f"q{n}") for n in range(5)])
     data = bytearray(path.read_bytes())
-    third = data.index(b"q2") - segment.FRAME_BYTES - 2
+    third = data.index(b"q2") - records.FRAME_BYTES - 2
     data[third : third + 4] = bytes(4)
     path.write_bytes(data)
     with books.Books(tmp_path).reading() as reading:
@@ -42,7 +44,7 @@ def test_a_zeroed_length_in_a_sealed_segment_is_named_and_set_aside(tmp_path: Pa
 
 def test_bytes_after_the_seal_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, [samples.row()])
-    read = segment.parse(path.read_bytes() + b"more", "s")
+    read = decoding.decode(segment.scan(path.read_bytes() + b"more", "s"))
     assert (len(read.rows), read.sealed) == (1, True)
     assert "follow the seal" in read.problem
 

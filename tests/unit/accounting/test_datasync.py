@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accounting import datasync, segment, spool
+from accounting import datasync, decoding, segment, spool
 from scheduler.contracts import clock, usage
 from tests import services
 from tests.unit.accounting import samples
@@ -22,7 +22,7 @@ def kernel() -> datasync.DataSync:
 
 
 def ids(folder: Path) -> list[str]:
-    rows = [row for path in folder.glob("*.seg") for row in segment.read_segment(path).rows]
+    rows = [row for path in folder.glob("*.seg") for row in decoding.read_segment(path).rows]
     return sorted(row.identity.request_id for row in rows if isinstance(row, usage.UsageRow))
 
 
@@ -136,7 +136,7 @@ async def test_closing_waits_for_the_sync_under_way(tmp_path: Path, inside: bool
         await asyncio.to_thread(books.close)
     await asyncio.wait_for(waiting, 20)
     (path,) = tmp_path.glob("*.seg")
-    assert segment.read_segment(path).sealed
+    assert decoding.read_segment(path).sealed
     assert ids(tmp_path) == ["first", "last"]
 
 

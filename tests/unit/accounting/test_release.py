@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting import books, compact, manifest, schema, segment, ship
+from accounting import books, compact, manifest, records, schema, ship
 from scheduler.contracts import clock
 from tests.unit.accounting import samples
 
@@ -89,4 +89,4 @@ def test_every_column_of_today_that_the_first_release_lacked_has_a_default() -> 
                 if field.name not in schema.FIRST_RELEASE and field.name != "identity":
                     assert field.default is not dataclasses.MISSING, field.name
                     assert field.default == schema.default(table, field.name)
-    assert set(segment.COLUMNS["u"]) - schema.FIRST_RELEASE == {"waste_tokens"}
+    assert set(records.COLUMNS["u"]) - schema.FIRST_RELEASE == {"waste_tokens"}

@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import columns, segment
-from scheduler.contracts import usage
+from accounting import columns, decoding, records, segment
+from scheduler.contracts import errors, usage
 from tests.unit.accounting import samples
 
+IDS = ["01936f3a-7c00-7abc-8def-0123456789ab", "01936f3a-7c01-7abc-8def-0123456789ab"]
 ROWS: list[usage.Row] = [
     samples.row("open"),
+    samples.row("open", IDS[0], team="007", custom_id="漢|\\"),
+    samples.row("close", IDS[1], attempt=2, reason="a\nb", waste_tokens=3, batch_job_id=8),
     samples.row("close", team="007", custom_id='a|b\n"漢\ud800', output_tokens=7),
     samples.gpu(),
     samples.replica("serving", samples.NOON, samples.NOON + 5),
@@ -27,12 +30,22 @@ def same(found: columns.Rows, rows: list[usage.Row]) -> bool:
     return all(found.tables[name].to_pydict() == wanted[name].to_pydict() for name in wanted)
 
 
+def encoded(*rows: usage.Row) -> list[bytes]:
+    """Return the records of each row, as one writer's."""
+    encoder = records.Encoder()
+    return [encoder.encode(row) for row in rows]
+
+
+def parsed(data: bytes) -> segment.Segment:
+    return decoding.decode(segment.scan(data, "s"))
+
+
 def whole() -> bytes:
-    return segment.encode_header("w", 5) + b"".join(map(segment.encode, ROWS))
+    return segment.encode_header("w", 5) + b"".join(encoded(*ROWS))
 
 
 def test_rows_come_back_as_they_went_in() -> None:
-    read = segment.parse(whole() + segment.encode_seal(len(ROWS)), "s")
+    read = parsed(whole() + segment.encode_seal(len(ROWS)))
     assert read.rows == ROWS
     assert (read.problem, read.sealed, read.header["writer"]) == ("", True, "w")
     found = columns.read(segment.scan(whole() + segment.encode_seal(len(ROWS)), "s"))
@@ -41,21 +54,28 @@ def test_rows_come_back_as_they_went_in() -> None:
 
 
 def test_a_live_segment_with_its_preallocated_rest_is_no_fault() -> None:
-    read = segment.parse(whole() + bytes(5000), "s")
+    read = parsed(whole() + bytes(5000))
     assert (read.rows, read.problem, read.sealed) == (ROWS, "", False)
 
 
-@pytest.mark.parametrize("rest", [b"", bytes(3000)])
+@pytest.mark.parametrize("rest", [b"", bytes(3000)], ids=["short", "zeros"])
 def test_torn_at_every_byte_keeps_the_whole_rows_before_it(rest: bytes) -> None:
     data = whole()
     ends = [len(segment.encode_header("w", 5))]
-    for row in ROWS:
-        ends.append(ends[-1] + len(segment.encode(row)))
+    between = set()  # records end here as well, those of definitions
+    for each in encoded(*ROWS):
+        at = 0
+        while at < len(each):
+            at += records.FRAME_BYTES + int.from_bytes(each[at : at + 4], "little")
+            between.add(ends[-1] + at)
+        ends.append(ends[-1] + len(each))
     for cut in range(ends[0], len(data) + 1):
-        read = segment.parse(data[:cut] + rest, "s")
-        kept = sum(end <= cut for end in ends[1:])
+        read = parsed(data[:cut] + rest)
+        torn = data[:cut] + rest  # a row's own last bytes may be zeros
+        kept = sum(torn[:end] == data[:end] for end in ends[1:])
         assert read.rows == ROWS[:kept]
-        at_edge = cut in ends or data[ends[kept] : cut].strip(b"\0") == b""
+        last = max(end for end in {*between, ends[0]} if torn[:end] == data[:end])
+        at_edge = torn[last:].strip(b"\0") == b""
         assert (read.problem == "") == at_edge, cut
 
 
@@ -66,7 +86,7 @@ def test_a_flipped_bit_anywhere_never_yields_a_row_that_was_not_written() -> Non
         for bit in (0x01, 0x80):
             broken = bytearray(data)
             broken[at] ^= bit
-            read = segment.parse(bytes(broken), "s")
+            read = parsed(bytes(broken))
             assert read.problem
             assert read.rows == ROWS[: len(read.rows)]
             assert len(read.rows) < len(ROWS)
@@ -74,14 +94,14 @@ def test_a_flipped_bit_anywhere_never_yields_a_row_that_was_not_written() -> Non
 
 def test_a_damaged_header_is_named() -> None:
     for data in (b"", bytes(4096), b"PAR1" + bytes(50)):
-        read = segment.parse(data, "x.seg")
+        read = decoding.decode(segment.scan(data, "x.seg"))
         assert read.rows == []
         assert read.problem.startswith("x.seg: is ")
 
 
 def test_a_seal_that_counts_more_rows_is_a_fault() -> None:
-    read = segment.parse(whole() + segment.encode_seal(9), "s")
-    assert "sealed with 9 rows, 4 found" in read.problem
+    read = parsed(whole() + segment.encode_seal(9))
+    assert f"sealed with 9 rows, {len(ROWS)} found" in read.problem
 
 
 @pytest.mark.parametrize(
@@ -99,13 +119,13 @@ def test_a_seal_that_counts_more_rows_is_a_fault() -> None:
     ],
 )
 def test_a_row_of_no_valid_form_is_reported_and_the_next_is_read(name: str, value: str) -> None:
-    bad = segment.encode(ROWS[0])[segment.FRAME_BYTES :].decode().split(segment.SEPARATOR)
-    bad[1 + segment.COLUMNS["u"].index(name)] = value
-    data = segment.encode_header("w", 5) + segment.frame(segment.SEPARATOR.join(bad).encode())
-    read = segment.parse(data + segment.encode(ROWS[0]), "s")
+    bad = encoded(ROWS[0])[0][records.FRAME_BYTES :].decode().split(records.SEPARATOR)
+    bad[1 + records.COLUMNS["u"].index(name)] = value
+    data = segment.encode_header("w", 5) + records.frame(records.SEPARATOR.join(bad).encode())
+    read = parsed(data + encoded(ROWS[0])[0])
     assert read.rows == [ROWS[0]]
     assert "record 0 has no valid form" in read.problem
-    found = columns.read(segment.scan(data + segment.encode(ROWS[0]), "s"))
+    found = columns.read(segment.scan(data + encoded(ROWS[0])[0], "s"))
     assert (found.count, found.problem) == (1, read.problem)
     assert same(found, [ROWS[0]])
 
@@ -114,33 +134,33 @@ def test_a_row_of_no_valid_form_is_reported_and_the_next_is_read(name: str, valu
     "payload", [b"{", b"[]", b"7", b'["u"]', b'["x", 1]', b'"text"', b"u", b"\x1f", b"\xff"]
 )
 def test_a_record_that_no_writer_of_ours_makes_stops_nothing(payload: bytes) -> None:
-    data = segment.encode_header("w", 5) + segment.frame(payload) + segment.encode(ROWS[0])
-    read = segment.parse(data, "s")
+    data = segment.encode_header("w", 5) + records.frame(payload) + encoded(ROWS[0])[0]
+    read = parsed(data)
     assert read.rows == [ROWS[0]]
     assert "no valid form" in read.problem
 
 
 def test_columns_of_another_release_are_read_by_name() -> None:
-    header = json.loads(segment.encode_header("w", 5)[len(segment.MAGIC) + segment.FRAME_BYTES :])
-    names = ["from_the_future", *reversed(segment.COLUMNS["g"])]
+    header = json.loads(segment.encode_header("w", 5)[len(segment.MAGIC) + records.FRAME_BYTES :])
+    names = ["from_the_future", *reversed(records.COLUMNS["g"])]
     header["columns"]["g"] = names
     values = {**dataclasses.asdict(samples.gpu()), "from_the_future": "x"}
-    row = segment.SEPARATOR.join(["g", *[str(values[name]) for name in names]])
-    data = segment.MAGIC + segment.frame(json.dumps(header).encode()) + segment.frame(row.encode())
-    read = segment.parse(data, "s")
+    row = records.SEPARATOR.join(["g", *[str(values[name]) for name in names]])
+    data = segment.MAGIC + records.frame(json.dumps(header).encode()) + records.frame(row.encode())
+    read = parsed(data)
     assert read.rows == [samples.gpu()]
     assert same(columns.read(segment.scan(data, "s")), [samples.gpu()])
 
 
 def test_a_column_that_the_writer_did_not_know_has_its_default() -> None:
-    header = json.loads(segment.encode_header("w", 5)[len(segment.MAGIC) + segment.FRAME_BYTES :])
+    header = json.loads(segment.encode_header("w", 5)[len(segment.MAGIC) + records.FRAME_BYTES :])
     wasted = samples.row("close", waste_tokens=5)
-    names = [name for name in segment.COLUMNS["u"] if name != "waste_tokens"]
+    names = [name for name in records.COLUMNS["u"] if name != "waste_tokens"]
     header["columns"]["u"] = names
-    row = segment.SEPARATOR.join(["u", *[str(wasted.flat()[name]) for name in names]])
-    data = segment.MAGIC + segment.frame(json.dumps(header).encode()) + segment.frame(row.encode())
+    row = records.SEPARATOR.join(["u", *[str(wasted.flat()[name]) for name in names]])
+    data = segment.MAGIC + records.frame(json.dumps(header).encode()) + records.frame(row.encode())
     want = dataclasses.replace(wasted, waste_tokens=0)
-    assert segment.parse(data, "s").rows == [want]
+    assert parsed(data).rows == [want]
     assert same(columns.read(segment.scan(data, "s")), [want])
 
 
@@ -150,27 +170,90 @@ def test_any_text_and_count_come_back_both_ways(team: str, reason: str, tokens: 
         samples.row("close", team=team, reason=reason, output_tokens=tokens),
         samples.row("open", custom_id=reason, user=team),
     ]
-    data = segment.encode_header("w", 5) + b"".join(map(segment.encode, rows))
-    assert segment.parse(data, "s").rows == rows
+    data = segment.encode_header("w", 5) + b"".join(encoded(*rows))
+    assert parsed(data).rows == rows
     assert same(columns.read(segment.scan(data, "s")), rows)
 
 
 def test_open_and_close_share_what_was_encoded_and_say_the_same() -> None:
-    encoder = segment.Encoder()
-    begin = samples.row("open", reason="")
+    begin = samples.row("open", IDS[0], caller_request_id="theirs")
     end = dataclasses.replace(samples.row("close", output_tokens=9), identity=begin.identity)
     again = dataclasses.replace(end, kind=usage.RowKind.REPLICA)
-    for row in (begin, end, again, begin, begin):
-        assert encoder.encode(row) == segment.encode(row)
+    rows: list[usage.Row] = [begin, end, again, begin, begin, end]
+    written = encoded(*rows)
+    data = segment.encode_header("w", 5) + b"".join(written)
+    assert parsed(data).rows == rows
+    assert same(columns.read(segment.scan(data, "s")), rows)
+    assert len(written[1]) < 200 < len(written[0])
+
+
+def test_thousands_of_requests_take_few_bytes_each_and_become_columns() -> None:
+    rows: list[usage.Row] = []
+    for n in range(3000):
+        name = f"01936f3a-7c00-7abc-8def-{n:012x}"
+        begin = samples.row("open", name, team=f"team{n % 50}", arrived_us=n, started_us=n)
+        close = samples.row("close", output_tokens=n, reason=f"it was {n % 3}")
+        rows += [begin, dataclasses.replace(close, identity=begin.identity)]
+    data = segment.encode_header("w", 5) + b"".join(encoded(*rows))
+    assert len(data) < 150 * len(rows)
+    found = columns.read(segment.scan(data, "s"))
+    assert (found.count, found.problem) == (len(rows), "")
+    assert same(found, rows)
+    assert parsed(data).rows == rows
+
+
+@pytest.mark.parametrize("value", [-1, 2**63, 1.5, "7", None])
+def test_numbers_that_no_reader_takes_are_refused_whatever_the_id(value: Any) -> None:
+    encoder = records.Encoder()
+    for name in ("output_tokens", "ended_us", "arrived_us", "attempt", "batch_job_id"):
+        with pytest.raises(errors.Internal, match="no whole number"):
+            encoder.encode(samples.row("close", IDS[0], **{name: value}))
+    data = segment.encode_header("w", 5) + encoder.encode(ROWS[1])
+    assert parsed(data).rows == [ROWS[1]]
+
+
+def test_a_compact_row_without_its_definition_is_named_and_the_others_are_read() -> None:
+    first, second = encoded(samples.row("open", IDS[0]), samples.row("open", IDS[1]))
+    size = 117 + records.FRAME_BYTES
+    broken = bytearray(second[records.FRAME_BYTES :])
+    assert len(second) == size
+    broken[1:5] = (77).to_bytes(4, "little")
+    swapped = bytearray(second[records.FRAME_BYTES :])
+    swapped[1:5] = (1).to_bytes(4, "little")
+    negative = bytearray(second[records.FRAME_BYTES :])
+    negative[-1] = 0x80
+    data = segment.encode_header("w", 5) + first
+    data += b"".join(records.frame(bytes(each)) for each in (broken, swapped, negative)) + second
+    read = parsed(data)
+    assert len(read.rows) == 2
+    assert read.problem.count("no valid form") == 3
+    found = columns.read(segment.scan(data, "s"))
+    assert (found.count, found.problem) == (2, read.problem)
+    assert same(found, read.rows)
+
+
+def test_a_compact_row_of_another_release_is_read_by_name() -> None:
+    header = json.loads(segment.encode_header("w", 5)[len(segment.MAGIC) + records.FRAME_BYTES :])
+    header["compact"]["fields"].append(["carbon_mg", "q"])
+    header["compact"]["groups"]["where"].append("rack")
+    found = segment.scan(segment.encode_header("w", 5) + b"".join(encoded(ROWS[1])), "s")
+    shared = [each + b"\x1fr7" if each.startswith(b"Dwhere") else each for each in found.shared]
+    payloads = [each + bytes(8) for each in found.payloads]
+    later = found._replace(shared=shared, payloads=payloads, header=header)
+    assert decoding.decode(later).rows == [ROWS[1]]
+    assert same(columns.read(later), [ROWS[1]])
 
 
 def test_texts_of_any_length_fit_half_of_the_smallest_segment() -> None:
     names: dict[str, Any] = {
         f.name: "漢" * 9000 for f in dataclasses.fields(usage.Identity) if f.type is str
     }
-    record = segment.encode(samples.row("close", **names, reason="x" * 100_000))
+    (record,) = encoded(samples.row("close", **names, reason="x" * 100_000))
+    many: dict[str, Any] = {**dict.fromkeys(names, "漢" * 2000), "request_id": IDS[0]}
+    for record_of_many in encoded(samples.row(**many), samples.row("open", **many)):
+        assert len(record_of_many) < 128 * 1024
     assert len(record) < 128 * 1024
-    read = segment.parse(segment.encode_header("w", 5) + record, "s")
+    read = parsed(segment.encode_header("w", 5) + record)
     first = read.rows[0]
     assert isinstance(first, usage.UsageRow)
-    assert first.identity.team == "漢" * segment.LONGEST_TEXT
+    assert first.identity.team == "漢" * records.LONGEST_TEXT

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from accounting import books, manifest, schema, segment, ship, spool
+from accounting import books, manifest, records, schema, ship, spool
 from scheduler.contracts import clock, usage
 from tests.unit.accounting import samples
 
@@ -260,4 +260,4 @@ def test_schema_has_no_nulls_and_only_texts_and_integers() -> None:
     for table in schema.TABLES:
         for field in schema.schema(table):
             assert not field.nullable
-            assert str(field.type) == ("string" if field.name in segment.TEXT_COLUMNS else "int64")
+            assert str(field.type) == ("string" if field.name in records.TEXT_COLUMNS else "int64")

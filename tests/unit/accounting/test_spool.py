@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accounting import segment, spool
+from accounting import decoding, segment, spool
 from scheduler.contracts import clock, errors, usage
 from tests.unit.accounting import samples
 
@@ -17,7 +17,7 @@ from tests.unit.accounting import samples
 def rows_in(folder: Path) -> list[usage.Row]:
     found: list[usage.Row] = []
     for path in sorted(folder.glob("*.seg"), key=lambda each: int(each.name.split(".")[3])):
-        read = segment.read_segment(path)
+        read = decoding.read_segment(path)
         assert read.problem == ""
         found += read.rows
     return found
@@ -38,9 +38,9 @@ async def test_rows_are_on_disk_after_sync_and_sealed_after_close(
         books.append(row)
     await books.sync()
     (path,) = tmp_path.glob("*.seg")
-    assert segment.read_segment(path) == (rows, "", False, segment.read_segment(path).header)
+    assert decoding.read_segment(path) == (rows, "", False, decoding.read_segment(path).header)
     books.close()
-    assert segment.read_segment(path).sealed
+    assert decoding.read_segment(path).sealed
     assert path.stat().st_size < 10_000  # the preallocated rest is given back
     with pytest.raises(errors.RecordingUnavailable, match="closed"):
         books.append(rows[0])
@@ -88,8 +88,8 @@ async def test_segments_rotate_by_age_at_the_next_row(
     books.append(samples.row(request_id="q2"))
     await books.sync()
     first, second = sorted(tmp_path.glob("*.seg"), key=lambda path: int(path.name.split(".")[3]))
-    assert segment.read_segment(first).sealed
-    assert not segment.read_segment(second).sealed
+    assert decoding.read_segment(first).sealed
+    assert not decoding.read_segment(second).sealed
 
 
 async def test_an_empty_segment_is_left_before_the_shipper_forgets_its_writer(
@@ -101,7 +101,7 @@ async def test_an_empty_segment_is_left_before_the_shipper_forgets_its_writer(
     await books.sync()
     (fresh,) = tmp_path.glob("*.seg")
     assert fresh != old
-    assert segment.read_segment(fresh).rows == [samples.row()]
+    assert decoding.read_segment(fresh).rows == [samples.row()]
 
 
 async def test_the_wall_clock_stepping_back_an_hour_changes_nothing(
@@ -189,7 +189,7 @@ async def test_a_failed_fdatasync_moves_the_rows_to_another_segment(
     files = list(tmp_path.glob("*.seg"))
     assert len(files) == 2
     assert all(
-        segment.read_segment(path).rows == [samples.row()] for path in files
+        decoding.read_segment(path).rows == [samples.row()] for path in files
     )  # twice, one key
 
 
@@ -218,7 +218,7 @@ async def test_rows_of_a_segment_that_was_taken_over_are_written_again(
     await books.sync()
     fresh = [each for each in tmp_path.glob("*.seg") if each != path]
     assert rows_in(tmp_path).count(samples.row(request_id="acknowledged")) == 1
-    assert segment.read_segment(fresh[0]).rows == [samples.row(request_id="late")]
+    assert decoding.read_segment(fresh[0]).rows == [samples.row(request_id="late")]
 
 
 async def test_the_same_after_the_shipper_removed_it(tmp_path: Path, books: spool.Spool) -> None:
@@ -236,7 +236,10 @@ async def test_two_writers_in_one_folder_never_share_a_segment(
     other.append(samples.row(request_id="b"))
     books.close()
     other.close()
-    assert sorted(len(segment.read_segment(path).rows) for path in tmp_path.glob("*.seg")) == [1, 1]
+    assert sorted(len(decoding.read_segment(path).rows) for path in tmp_path.glob("*.seg")) == [
+        1,
+        1,
+    ]
 
 
 def test_a_fork_may_not_write_to_its_parents_segment(
