@@ -66,6 +66,10 @@ class Fleet:
         """Return a replica of the newest view."""
         return self._members.get(replica_id)
 
+    def pools(self) -> Iterable[Pool]:
+        """Return every pool of the newest view."""
+        return self._pools.values()
+
     def group(self, model: str, version: str, adapter: str | None, *, batch: bool) -> Group | None:
         """Return the replicas that serve this kind of request, or None if there is none."""
         return self._groups.get((model, version, adapter, batch))
