@@ -2,15 +2,18 @@
 
 import argparse
 import datetime
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from accounting import layout, windows
+from accounting import layout, lists, windows
 from scheduler.contracts import command_line, ports, times
 from scheduler.contracts.command_line import CommandError
 
 BASE = "/forebay/v1/usage"
+
+_PARTING = re.compile(r"[^\\\x00-\x08\x0a-\x1f\x7f-\x9f]*")
 
 Place = tuple[Mapping[str, str], datetime.datetime, datetime.tzinfo]
 
@@ -71,6 +74,14 @@ def ask(
     return dict(answer.json)
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Return the names of a comma list; raises `CommandError` where it can't be read."""
+    try:
+        return lists.read(text)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+
+
 def style(options: argparse.Namespace) -> layout.Style:
     """Return the style of the output options; raises `CommandError` where they exclude each other."""
     parsable = options.parsable or options.parsable2
@@ -79,6 +90,11 @@ def style(options: argparse.Namespace) -> layout.Style:
     if options.delimiter is not None and (not parsable or not options.delimiter):
         raise CommandError("--delimiter needs -P or -p, and at least one character")
     delimiter = (options.delimiter or "|") if parsable else ""
+    if delimiter[:1].isalnum() or not _PARTING.fullmatch(delimiter):
+        raise CommandError(
+            f"--delimiter {delimiter!r}: fields could not be told apart: begin with a sign or a TAB, "
+            "without a backslash or a line break"
+        )
     return layout.Style(delimiter, bool(options.parsable), not options.noheader)
 
 
@@ -88,15 +104,25 @@ def emit(
     tz: datetime.tzinfo,
     how: tuple[argparse.Namespace, layout.Style, Mapping[str, Any]],
     out: TextIO,
+    known: Mapping[str, type],
 ) -> None:
-    """Put rows out as the options say; ``how``'s last is what ``--json`` holds beside the rows."""
+    """Put rows out as the options say.
+
+    Args:
+        columns: of tables, parsable lines and CSV.
+        rows: as the usage API gave them.
+        tz: of times.
+        how: the options, their style, and what ``--json`` holds beside the rows.
+        out: where to.
+        known: what ``--parquet`` has columns for.
+    """
     options, chosen, document = how
     if options.json:
         command_line.print_json({**document, "rows": list(rows)}, out)
     elif options.csv:
-        layout.write_csv(columns, rows, tz, out)
+        layout.write_csv(columns, rows, tz, out, header=chosen.header)
     elif options.parquet:
-        layout.write_parquet(rows, options.parquet)
+        layout.write_parquet(rows, options.parquet, known)
     else:
         layout.print_rows(columns, rows, tz, chosen, out)
 
@@ -124,5 +150,5 @@ def complain(prog: str, answers: Sequence[dict[str, Any]], err: TextIO) -> int:
     if any(answer.get("truncated") for answer in answers):
         lines.append("there are more rows than one answer holds: narrow the window with -S and -E")
     for line in lines:
-        print(f"{prog}: warning: {line}", file=err)
+        command_line.say(f"{prog}: warning: {line}", err)
     return int(bool(lines))

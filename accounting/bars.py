@@ -47,7 +47,11 @@ def draw(
     style = "cyan" if colour else "default"
     for name, amount in ordered:
         shown = f"{amount:,.0f}" if measure in {"tokens", "efficiency"} else f"{amount:,.2f}"
-        grid.add_row(text.Text(name), shown, bar.Bar(longest or 1.0, 0.0, amount, color=style))
+        grid.add_row(
+            text.Text(layout.escaped(name, "")),
+            shown,
+            bar.Bar(longest or 1.0, 0.0, amount, color=style),
+        )
     width = shutil.get_terminal_size().columns
     console.Console(
         file=out, no_color=not colour, width=width, highlight=False, force_terminal=colour

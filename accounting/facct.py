@@ -5,7 +5,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from accounting import asking, fields, layout, windows
+from accounting import asking, fields, layout, lists, windows
 from scheduler.contracts import command_line, ports
 from scheduler.contracts.command_line import CommandError
 
@@ -78,7 +78,8 @@ def _facct(
         rows = [fields.truncated(row, window) for row in rows]
     if not style.delimiter and not (options.json or options.csv or options.parquet):
         asking.say_window(window, tz, out)
-    asking.emit(columns, rows, tz, (options, style, asking.about(window, tz)), out)
+    known = fields.stored(leases=options.leases)
+    asking.emit(columns, rows, tz, (options, style, asking.about(window, tz)), out, known)
     return asking.complain("facct", answers, err)
 
 
@@ -91,10 +92,10 @@ def _ask(
 ) -> dict[str, Any]:
     params: dict[str, str] = {}
     if options.jobs is not None:
-        names = [_job_and_line(item)[0] for item in options.jobs.split(",") if item.strip()]
+        names = [_job_and_line(item)[0] for item in asking.names(options.jobs) if item.strip()]
         if not names:
             raise CommandError("-j needs at least one id")
-        params["job"] = ",".join(names)
+        params["job"] = lists.write(names)
     if path == "requests":
         params["attempts"] = "1" if options.duplicates else "0"
         params["lines"] = "0" if options.allocations else "1"
@@ -124,13 +125,13 @@ def _name_jobs(api: ports.Api, answer: dict[str, Any]) -> None:
         row["state"] = job.get("state", "Unknown")
         row["job_name"] = job.get("name", "")
         row["reason"] = job.get("reason", "")
-        row["lines_total"] = job["lines"]["total"] if job else "Unknown"
+        row["lines_total"] = job["lines"]["total"] if job else None
 
 
 def _job_and_line(item: str) -> tuple[str, str]:
     """Split ``12.line-7``; a request id has no dot."""
     job, dot, line = item.strip().partition(".")
-    return (job, line) if dot and job.isdigit() else (item.strip(), "")
+    return (job, line) if dot and job.isascii() and job.isdigit() else (item.strip(), "")
 
 
 def _joined(
@@ -148,7 +149,7 @@ def _joined(
     jobs, requests = answers[0]["rows"], answers[1]["rows"]
     rows = [{**row, "record": "job"} for row in jobs]
     rows += [{**row, "record": "line" if row["batch_job_id"] else "request"} for row in requests]
-    lines = [_job_and_line(item) for item in (options.jobs or "").split(",")]
+    lines = [_job_and_line(item) for item in asking.names(options.jobs or "")]
     if any(line for _, line in lines):
         rows = [row for row in rows if _named(row, lines)]
     if wanted is not None:

@@ -5,8 +5,8 @@ import datetime
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from accounting import layout, money, windows
-from scheduler.contracts import times
+from accounting import gpu_time, layout, money, windows
+from scheduler.contracts import times, usage
 from scheduler.contracts.command_line import CommandError
 
 # Slurm's word for each outcome of ours.
@@ -133,6 +133,11 @@ def _gpu_seconds(row: layout.Row, _: datetime.tzinfo) -> str:
     return layout.decimal(int(row["gpu_us"]), 1_000_000, 0) if "gpu_us" in row else ""
 
 
+def _lines_total(row: layout.Row, _: datetime.tzinfo) -> str:
+    total = row.get("lines_total", "")
+    return "Unknown" if total is None else str(total)
+
+
 def _cost(row: layout.Row, _: datetime.tzinfo) -> str:
     return money.show(int(row["cost_micro"])) if "cost_micro" in row else ""
 
@@ -219,7 +224,7 @@ FIELDS = (
         "tokens that the platform pays: its attempts, and what was computed again",
     ),
     _C("TokensPerSec", 12, _tokens_per_s, "OutputTokens / Elapsed"),
-    _C("Lines", 7, _plain("lines_total"), "lines of the batch job"),
+    _C("Lines", 7, _lines_total, "lines of the batch job"),
     _C("Dispatched", 10, _plain("lines"), "of these, sent to a replica at least once"),
     _C("LinesOK", 7, _plain("ok"), "of these, ended well"),
     _C("Preempted", 9, _plain("preempted"), "attempts of the batch job that were preempted"),
@@ -237,6 +242,21 @@ FIELDS = (
     ),
     _C("Cost", 12, _cost, "tokens that the team pays, at the rates of their arrival"),
 )
+_OF_ALL: dict[str, type] = {"record": str, "started_us": int, "ended_us": int}
+_OF_REQUESTS: dict[str, type] = {
+    **dict.fromkeys(("attempts", "platform_tokens", "cost_micro", "gpu_us"), int),
+    **dict.fromkeys(("lines", "lines_total", "ok", "open", "preempted"), int),
+    **dict.fromkeys(("state", "job_name"), str),
+}
+
+
+def stored(*, leases: bool) -> dict[str, type]:
+    """Return the columns of ``--parquet``, which are the same whatever was found."""
+    if leases:
+        return {**layout.types_of(gpu_time.LeaseTime), **_OF_ALL}
+    return {**layout.types_of(usage.Identity, usage.UsageRow), **_OF_REQUESTS, **_OF_ALL}
+
+
 _COUNTS = {
     "PromptTokens",
     "UncachedTokens",

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from accounting import asking, freport_rows, layout, money, windows
+from accounting import (
+    asking,
+    freport_rows,
+    layout,
+    lists,
+    money,
+    windows,
+)
+from accounting import bill as bills
 from scheduler.contracts import command_line, ports
 from scheduler.contracts.command_line import CommandError
 
@@ -129,7 +137,7 @@ def _usage(
     more = {"by": options.report, "unit": period, "tz": windows.zone_name(tz, now)}
     more["idle"] = options.idle
     answer = asking.ask(api, "rollup", options, window, **more)
-    rows = freport_rows.with_percent(answer["rows"], unit)
+    rows = freport_rows.with_percent(answer["rows"], unit, whole=answer.get("whole", False))
     title = f"{options.report.capitalize()} usage by {period}, GPU time in {unit}"
     if options.idle == "use":
         title += " with idle time shared out by use"
@@ -150,7 +158,8 @@ def _usage(
         bars.draw(drawn, options.report, (shown[0], answer["currency"]), out, colour=wide)
     else:
         about = {**asking.about(window, tz), "currency": answer["currency"]}
-        asking.emit(columns, rows, tz, (options, style, about), out)
+        stored = freport_rows.stored(options.report)
+        asking.emit(columns, rows, tz, (options, style, about), out, stored)
     return asking.complain("freport", [answer], err)
 
 
@@ -204,7 +213,8 @@ def _bill(
     about = {
         name: answer[name] for name in ("month", "window", "zone", "currency", "closed_us", "total")
     }
-    asking.emit(columns, answer["rows"], tz, (options, style, about), out)
+    known = layout.types_of(bills.Line)
+    asking.emit(columns, answer["rows"], tz, (options, style, about), out, known)
     if not _quiet(options, style):
         print(f"Total: {money.show(answer['total'])} {answer['currency']}", file=out)
     return asking.complain("freport", [answer], err)
@@ -232,7 +242,8 @@ def _reconcile(
     window = windows.Window(**answer["window"])
     if not _quiet(options, style):
         _head(title, asking.window_text(window, tz), out)
-    asking.emit(columns, answer["rows"], tz, (options, style, asking.about(window, tz)), out)
+    how = (options, style, asking.about(window, tz))
+    asking.emit(columns, answer["rows"], tz, how, out, freport_rows.compared(by))
     bad = any(row.get("agrees") is False for row in answer["rows"])
     return max(asking.complain("freport", [answer], err), int(bad))
 
@@ -257,15 +268,13 @@ def _statement(
     answers = [bill]
 
     def ask(team: str, by: str, unit: str) -> list[dict[str, Any]]:
-        only = argparse.Namespace(**{**vars(unfiltered), "accounts": team})
+        only = argparse.Namespace(**{**vars(unfiltered), "accounts": lists.write([team])})
         more = {"by": by, "unit": unit, "tz": bill["zone"]}
         answers.append(asking.ask(api, "rollup", only, span, **more))
         return [row for row in answers[-1]["rows"] if row["what"] == "used"]
 
     rates = api.call("GET", "/admin/rates").json["rates"]
-    teams = sorted(
-        {line["team"] for line in bill["rows"]} | set(filter(None, options.accounts.split(",")))
-    )
+    teams = sorted({line["team"] for line in bill["rows"]} | set(asking.names(options.accounts)))
     if not teams:
         raise CommandError(
             f"nobody that you may see used anything in {month}: there is no statement"

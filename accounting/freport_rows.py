@@ -75,8 +75,15 @@ def measures(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def with_percent(rows: Sequence[Mapping[str, Any]], chosen: str) -> list[dict[str, Any]]:
+def with_percent(
+    rows: Sequence[Mapping[str, Any]], chosen: str, *, whole: bool
+) -> list[dict[str, Any]]:
     """Add to each row what was allocated in its period, for ``-t Percent``.
+
+    Args:
+        rows: of the report.
+        chosen: the unit of GPU time.
+        whole: whether all GPU time is in the rows, also what is nobody's.
 
     Raises:
         CommandError: Percent, and not all GPU time is in the rows.
@@ -84,9 +91,10 @@ def with_percent(rows: Sequence[Mapping[str, Any]], chosen: str) -> list[dict[st
     total: dict[int, int] = {}
     for row in rows:
         total[row["start_us"]] = total.get(row["start_us"], 0) + row["gpu_us"]
-    if chosen == "Percent" and any(total.values()) and all(row["what"] == "used" for row in rows):
+    if chosen == "Percent" and not whole:
         raise CommandError(
-            "-t Percent is of all GPU time: only admins see that, and without filters"
+            "-t Percent is of all GPU time, which is shown to admins, and without -A, -u, -M, --model "
+            "or --tier: take -t Hours"
         )
     return [{**row, "allocated_us": total[row["start_us"]]} for row in rows]
 
@@ -107,6 +115,30 @@ def columns(report: str, chosen: str, shown: Sequence[str]) -> list[layout.Colum
         found.append(layout.Column("TokensPerGPUHour", 16, _tokens_per_gpu_hour))
         found.append(layout.Column("CostPer1kTokens", 15, _cost_per_1k))
     return found
+
+
+def stored(report: str) -> dict[str, type]:
+    """Return the columns of ``--parquet``, which are the same whatever was found."""
+    counts = ("requests", "attempts", "ok", "refused", "platform_tokens")
+    sums = (
+        "uncached_prompt_tokens",
+        "cached_prompt_tokens",
+        "output_tokens",
+        "gpu_us",
+        "cost_micro",
+    )
+    return {
+        **dict.fromkeys(("start_us", "end_us"), int),
+        **dict.fromkeys(("what", *_KEYS[report]), str),
+        **dict.fromkeys((*counts, *sums, "allocated_us"), int),
+    }
+
+
+def compared(by: str) -> dict[str, type]:
+    """Return the columns of ``--parquet`` of the report that compares leases or accounts."""
+    from accounting import account_books, reconcile  # only here: with them comes DuckDB
+
+    return layout.types_of(account_books.Account if by == "account" else reconcile.Compared)
 
 
 def tokens(row: layout.Row) -> int:

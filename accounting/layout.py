@@ -6,12 +6,19 @@ Unlike sacct, a delimiter or a line break inside a value is escaped, so that no 
 import csv
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from scheduler.contracts import command_line
 from scheduler.contracts.command_line import CommandError
 
+_WIDTH = re.compile(r"-?\d{1,6}", re.ASCII)
+_WIDEST = 1_000
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_NUMBER = re.compile(r"[+-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?", re.ASCII)
 Row = Mapping[str, Any]
 
 
@@ -46,16 +53,16 @@ def choose(text: str, known: Sequence[Column]) -> list[Column]:
     Names match without case, by prefix; the first in order wins, as with sacct.
 
     Raises:
-        CommandError: an unknown name, or a width that is no number.
+        CommandError: an unknown name, or a width that is no number or too large.
     """
     chosen = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, percent, width = item.partition("%")
         column = _find(name, known)
         if percent:
-            if not width.removeprefix("-").isdigit() or int(width) == 0:
+            if not _WIDTH.fullmatch(width) or not 1 <= abs(int(width)) <= _WIDEST:
                 raise CommandError(
-                    f'invalid width in "{item}": write it as {column.name}%20 or %-20'
+                    f'invalid width in "{item}": write it as {column.name}%20 or %-20, up to {_WIDEST}'
                 )
             column = dataclasses.replace(column, width=int(width))
         chosen.append(column)
@@ -112,38 +119,87 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
 def escaped(cell: str, delimiter: str) -> str:
     """Return a cell in which nothing steers a terminal, breaks the line or looks like the delimiter."""
     if delimiter:
-        cell = cell.replace("\\", "\\\\").replace(delimiter, f"\\{delimiter}")
-    if cell.isprintable():
+        cell = cell.replace("\\", "\\\\")
+        # Its first character alone: a cell that ends in it must not make a longer delimiter with the next.
+        if delimiter[0].isprintable():
+            cell = cell.replace(delimiter[0], f"\\{delimiter[0]}")
+    return command_line.printable(cell)
+
+
+def harmless(cell: str) -> str:
+    """Return a cell that no spreadsheet takes for a formula: one that begins like it gets a ``'`` before it.
+
+    A number may begin with a sign. The full-width signs are what some locales read as the plain ones.
+    """
+    if not cell.startswith(_FORMULA) or _NUMBER.fullmatch(cell):
         return cell
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in cell
-    )
+    return f"'{cell}"
 
 
 def write_csv(
-    columns: Sequence[Column], rows: Sequence[Row], tz: datetime.tzinfo, out: TextIO
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    tz: datetime.tzinfo,
+    out: TextIO,
+    *,
+    header: bool = True,
 ) -> None:
-    """Write the columns as CSV with a header."""
+    """Write the columns as CSV, with a header unless it is not wanted."""
+    lines = ([column.text(row, tz) for column in columns] for row in rows)
+    csv_lines([column.name for column in columns] if header else [], lines, out)
+
+
+def csv_lines(names: Sequence[str], lines: Iterable[Sequence[object]], out: TextIO) -> None:
+    """Write cells as CSV that a spreadsheet may open; without names there is no header."""
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([column.name for column in columns])
-    writer.writerows([[column.text(row, tz) for column in columns] for row in rows])
+    if names:
+        writer.writerow(map(harmless, names))
+    for line in lines:
+        writer.writerow([harmless(cell) if isinstance(cell, str) else cell for cell in line])
 
 
-def write_parquet(rows: Sequence[Row], path: Path) -> None:
-    """Write the rows as they came, integers as int64 and texts as strings.
+def types_of(*records: type) -> dict[str, type]:
+    """Return the columns that rows of these dataclasses have, with their types: str, int or bool."""
+    found: dict[str, type] = {}
+    for record in records:
+        hints = typing.get_type_hints(record)
+        for field in dataclasses.fields(record):
+            hint = hints[field.name]
+            kinds = [kind for kind in (hint, *typing.get_args(hint)) if isinstance(kind, type)]
+            for kind in (bool, int, str):
+                if any(issubclass(each, kind) for each in kinds):
+                    found[field.name] = kind
+                    break
+    return found
+
+
+def write_parquet(rows: Sequence[Row], path: Path, known: Mapping[str, type]) -> None:
+    """Write the rows as they came, integers as int64 and texts as strings; what is not known is null.
+
+    Args:
+        rows: of one report.
+        path: where to.
+        known: the report's columns with their types (str, int or bool), which are there without rows too.
 
     Raises:
-        CommandError: the file can't be written.
+        CommandError: the file can't be written, or a value fits into no column.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    types: dict[type, Any] = {str: pa.string(), int: pa.int64(), bool: pa.bool_()}
+    names = dict.fromkeys((*known, *(name for row in rows for name in row)))
     try:
-        table = pa.table({name: [row.get(name) for row in rows] for name in names})
-        pq.write_table(table, path, compression="zstd")
+        columns = {
+            name: pa.array([row.get(name) for row in rows], types.get(known.get(name, object)))
+            for name in names
+        }
+        pq.write_table(pa.table(columns), path, compression="zstd")
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror or error}: choose another file") from error
+    except (pa.ArrowException, OverflowError) as error:
+        why = str(error).partition("\n")[0]
+        raise CommandError(f"{path}: a value fits into no column ({why}): use --json") from error
 
 
 def decimal(value: int, scale: int, places: int) -> str:

@@ -54,9 +54,13 @@ class Taken:
 def share_idle(taken: Taken) -> Taken:
     """Share out each period's idle GPU time over who used GPUs then, by use; without any use it stays.
 
-    A policy that a report is asked for by name: idle time is nobody's otherwise.
+    A policy that a report is asked for by name: idle time is nobody's otherwise. Equal claims are told apart
+    by their owners' names, so that two who ask are answered alike.
     """
-    amounts, nobodys = list(taken.amounts), dict(taken.nobodys)
+    amounts = sorted(
+        taken.amounts, key=lambda each: (each.period, each.owner, each.use, each.micro)
+    )
+    nobodys = dict(taken.nobodys)
     for (period, what), idle in taken.nobodys.items():
         places = [
             place

@@ -141,7 +141,7 @@ SELECT cluster, batch_job_id, team, "user", min(model) AS model, min(tier) AS ti
   min(arrived_us) AS arrived_us, coalesce(min(nullif(started_us, 0)), 0) AS started_us,
   max(ended_us) AS ended_us
 FROM lines GROUP BY cluster, batch_job_id, team, "user"
-ORDER BY batch_job_id LIMIT $limit
+ORDER BY batch_job_id, cluster, team, "user" LIMIT $limit
 """  # noqa: S608 - as above
 
 
@@ -252,8 +252,10 @@ def add_gpu(
     weights: Weights,
     *,
     each_attempt: bool,
-) -> None:
+) -> tuple[str, ...]:
     """Add to each request, attempt or batch job its share of the GPU time, ``gpu_us``.
+
+    Returns one line for each thing that could not be read.
 
     Args:
         reading: from `LONGEST_REQUEST_US` before the window on: others ran beside these requests.
@@ -267,7 +269,7 @@ def add_gpu(
         max(0, window[0] - LONGEST_REQUEST_US),
         min(window[1] + LONGEST_REQUEST_US, books.MAX_US),
     ]
-    (share,), _ = gpu_shares(reading, cuts, weights, names)
+    (share,), problems = gpu_shares(reading, cuts, weights, names)
     sums: dict[tuple[Any, ...], int] = {}
     for (job, line, request, attempt), amount in share.attributed.items():
         for key in ((job,), (job, line) if job else (request,), (request, attempt)):
@@ -282,6 +284,7 @@ def add_gpu(
         else:
             key = (row["request_id"],)
         row["gpu_us"] = sums.get(key, 0)
+    return problems
 
 
 def bound(scope: Scope, asked: Filter) -> dict[str, Any]:

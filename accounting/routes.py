@@ -10,9 +10,9 @@
 | ``/bill`` | the lines of a month's bill; ``month`` as 2026-11 |
 
 Parameters: ``start_us``, ``end_us`` (UTC µs); ``cluster``, ``team``, ``user``, ``model``, ``tier``,
-``outcome``, ``job`` (comma lists); ``unit`` hour, day or month, and ``tz`` for a rollup's days; ``gpu=1``
-adds to requests and jobs their share of the GPU time. An answer is ``{"window", "rows", "truncated",
-"problems"}``; money is in micro-units.
+``outcome``, ``job`` (`accounting.lists`); ``unit`` hour, day or month, and ``tz`` for a rollup's days;
+``gpu=1`` adds to requests and jobs their share of the GPU time. An answer is ``{"window", "rows",
+"truncated", "problems"}``; money is in micro-units.
 Users see their own rows, coordinators their team's, admins all. GPU time that a lease held is the team's
 business: for it a plain user is refused.
 """
@@ -31,6 +31,7 @@ from accounting import (
     account_books,
     billing,
     books,
+    lists,
     manifest,
     postings,
     quantities,
@@ -82,18 +83,21 @@ def _asked(request: fastapi.Request) -> _Asked | errors.ForebayError:
         return errors.BadRequest("start_us must be before end_us", param="start_us")
 
     def listed(name: str) -> tuple[str, ...]:
-        return tuple(filter(None, given.get(name, "").split(",")))
+        return lists.read(given.get(name, ""))
 
-    wanted = reports.Filter(
-        teams=listed("team"),
-        users=listed("user"),
-        models=listed("model"),
-        tiers=listed("tier"),
-        clusters=listed("cluster"),
-        outcomes=listed("outcome"),
-        jobs=listed("job"),
-        lines=given.get("lines", "1") != "0",
-    )
+    try:
+        wanted = reports.Filter(
+            teams=listed("team"),
+            users=listed("user"),
+            models=listed("model"),
+            tiers=listed("tier"),
+            clusters=listed("cluster"),
+            outcomes=listed("outcome"),
+            jobs=listed("job"),
+            lines=given.get("lines", "1") != "0",
+        )
+    except ValueError as error:
+        return errors.BadRequest(str(error))
     caller: requests.Caller = request.state.caller
     return _Asked(caller, window, wanted)
 
@@ -155,10 +159,10 @@ class _Usage:
             first = max(0, span[0] - reports.LONGEST_REQUEST_US)
             last = min(span[1] + reports.LONGEST_REQUEST_US, books.MAX_US)
             with self._books.reading(first, last) as reading:
-                reports.add_gpu(
+                problems = reports.add_gpu(
                     reading, answer["rows"], span, self._weights, each_attempt=each_attempt
                 )
-                answer["problems"] = _once((*answer["problems"], *reading.problems))
+                answer["problems"] = _once((*answer["problems"], *reading.problems, *problems))
         return answer
 
     def leases(self, asked: _Asked) -> dict[str, Any]:
@@ -190,7 +194,9 @@ class _Usage:
             )
             answer = self._answer(asked, rows, reading)
             problems = _once((*reading.problems, *taken.problems))
-            return {**answer, "problems": problems, "currency": self._billing.currency}
+            whole = summaries.holds_nobodys(asked.scope, asked.wanted)
+            currency = self._billing.currency
+            return {**answer, "problems": problems, "currency": currency, "whole": whole}
 
     def reconcile(self, asked: _Asked) -> dict[str, Any]:
         scope = asked.team_scope()

@@ -4,7 +4,6 @@ It needs no service: the books can be read while everything is down.
 """
 
 import argparse
-import csv
 import datetime
 import json
 from pathlib import Path
@@ -59,7 +58,7 @@ def run(
             else:
                 _answer(tables, asked, out)
             for problem in tables.problems:
-                print(f"forebay sql: warning: {problem}", file=err)
+                command_line.say(f"forebay sql: warning: {problem}", err)
             return int(bool(tables.problems))
     except duckdb.Error as error:
         raise CommandError(f"{str(error).splitlines()[0]}") from error
@@ -89,12 +88,14 @@ def _window(
 def _answer(tables: public.Tables, asked: argparse.Namespace, out: TextIO) -> None:
     names, rows = public.query(tables, asked.query)
     if asked.json:
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise CommandError(
+                f"{layout.escaped(twice[0], '')}: two columns have this name: tell them apart with AS"
+            )
         document = [dict(zip(names, row, strict=True)) for row in rows]
         print(json.dumps(document, indent=2, default=str), file=out)
     elif asked.csv:
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(names)
-        writer.writerows(rows)
+        layout.csv_lines(names, rows, out)
     else:
         command_line.table(
             [_shown(name) for name in names], [[_shown(cell) for cell in row] for row in rows], out

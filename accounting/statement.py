@@ -60,6 +60,7 @@ def render(
     page = jinja2.Environment(
         loader=jinja2.PackageLoader("accounting", "."),
         autoescape=True,
+        finalize=_cell,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -84,6 +85,11 @@ def render(
     )
 
 
+def _cell(value: Any) -> Any:
+    """A table that is copied from the page into a spreadsheet brings no formula with it."""
+    return layout.harmless(value) if type(value) is str else value
+
+
 def _day(at: datetime.datetime, *, clock: bool = False) -> str:
     return f"{at.day} {at:%B %Y, %H:%M}" if clock else f"{at.day} {at:%B %Y}"
 
@@ -101,7 +107,9 @@ def _statement(
 ) -> dict[str, Any]:
     lines = [line for line in bill["rows"] if line["team"] == team]
     own = [line for line in lines if line["what"] != "adjustment" and not line["late"]]
-    (month,) = ask(team, "team", "month") or [{"requests": 0, "attempts": 0, "platform_tokens": 0}]
+    # Several periods where the month was closed in another zone than today's; a line that was sent again
+    # in the next one is two requests then.
+    month = _month(ask(team, "team", "month"))
     days = ask(team, "model", "day")
     borders = windows.periods(windows.Window(**bill["window"]), "day", zone)
     models = list(dict.fromkeys(row.names[0] for row in _summed(own, ("model",))))
@@ -117,6 +125,11 @@ def _statement(
         "tokens_chart": _chart(days, (borders, zone, models), _tokens, "tokens"),
         "gpu_chart": _chart(days, (borders, zone, models), _gpu_hours, "GPU-hours"),
     }
+
+
+def _month(found: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    names = ("requests", "attempts", "platform_tokens")
+    return {name: sum(row[name] for row in found) for name in names}
 
 
 def _tokens(row: Mapping[str, Any]) -> float:

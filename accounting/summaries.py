@@ -64,7 +64,7 @@ def summary(
         prices[price] = prices.get(price, 0) + each.amount
     for (key, use, micro), amount in prices.items():
         rows[key]["cost_micro"] += rates.cost(amount, use, micro)
-    if scope == reports.Scope() and asked == reports.Filter():
+    if holds_nobodys(scope, asked):
         for (period, what), amount in taken.nobodys.items():
             blank = tuple("" for _ in names)
             rows[period, what, blank] = {**_empty(names, blank), "gpu_us": amount}
@@ -72,6 +72,11 @@ def summary(
         {"start_us": cuts[period], "end_us": cuts[period + 1], "what": what or "used", **row}
         for (period, what, _), row in sorted(rows.items(), key=lambda item: item[0])
     ]
+
+
+def holds_nobodys(scope: reports.Scope, asked: reports.Filter) -> bool:
+    """Return whether a summary has the GPU time that is nobody's, and so adds up to what was allocated."""
+    return scope == reports.Scope() and asked == reports.Filter()
 
 
 def _counts(

@@ -11,7 +11,7 @@ from scheduler.contracts import times
 from scheduler.contracts.command_line import CommandError
 
 UNITS = ("hour", "day", "month")
-_OFFSET = re.compile(r"([+-])(\d\d):(\d\d)")
+_OFFSET = re.compile(r"([+-])(\d\d):(\d\d)", re.ASCII)
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _PERIODS_AT_MOST = 20_000
 
@@ -78,7 +78,7 @@ def of_month(text: str, tz: datetime.tzinfo) -> Window:
     Raises:
         CommandError: it is no month.
     """
-    match = re.fullmatch(r"(\d{4})-(\d\d)", text)
+    match = re.fullmatch(r"(\d{4})-(\d\d)", text, re.ASCII)
     if match is None or not 1 <= int(match[2]) <= 12 or not 1 <= int(match[1]) <= 9998:
         raise CommandError(f"invalid month {text!r}: write it as 2026-11")
     first = datetime.date(int(match[1]), int(match[2]), 1)

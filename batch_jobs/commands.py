@@ -120,7 +120,7 @@ def _withdraw(answer: Mapping[str, Any], shown: str, around: Surroundings) -> No
 
 def _tested(answer: Mapping[str, Any], around: Surroundings) -> int:
     for bad in answer["errors"]:
-        print(f"line {bad['number']}: {bad['message']}", file=around.err)
+        command_line.say(f"line {bad['number']}: {bad['message']}", around.err)
     hidden = answer["bad_lines"] - len(answer["errors"])
     if hidden > 0:
         print(f"and {hidden} bad lines more", file=around.err)

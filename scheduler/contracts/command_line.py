@@ -45,7 +45,7 @@ def run(prog: str, body: Any, *, err: TextIO | None = None) -> int:
     try:
         return int(body() or 0)
     except CommandError as error:
-        print(f"{prog}: error: {error.message}", file=stream)
+        say(f"{prog}: error: {error.message}", stream)
         return error.code
     except SystemExit as error:  # argparse: --help and --version
         return int(error.code or 0)
@@ -55,6 +55,20 @@ def run(prog: str, body: Any, *, err: TextIO | None = None) -> int:
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the reader has left; be quiet
         return 141
+
+
+def printable(text: str) -> str:
+    """Return a text in which nothing steers a terminal or breaks the line: a name may come from anybody."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def say(text: str, out: TextIO) -> None:
+    """Print one line that holds words of others."""
+    print(printable(text), file=out)
 
 
 def colour(stream: TextIO) -> bool:
@@ -85,7 +99,7 @@ def print_json(value: Any, out: TextIO) -> None:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], out: TextIO) -> None:
     """Print left-aligned columns wide enough for every cell."""
-    cells = [list(map(str, header)), *[list(map(str, row)) for row in rows]]
+    cells = [[printable(str(cell)) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     for row in cells:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -137,7 +137,8 @@ def _show(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
         command_line.print_json(answer if not args.name else rows, out)
     elif args.oneliner:
         for row in rows:
-            print(" ".join(f"{key}={_word(value)}" for key, value in row.items()), file=out)
+            line = " ".join(f"{key}={_word(value)}" for key, value in row.items())
+            command_line.say(line, out)
     elif not rows:
         print(f"no {args.what}", file=out)
     else:
@@ -155,26 +156,26 @@ def _explain(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> No
     if broker is None:
         print("no broker has led here yet: start one with `forebay broker`", file=out)
     else:
-        print(
-            f"broker: epoch {broker['epoch']} at {broker['address']}, Slurm {broker['slurm']}",
-            file=out,
+        command_line.say(
+            f"broker: epoch {broker['epoch']} at {broker['address']}, Slurm {broker['slurm']}", out
         )
     for model in answer["models"]:
         for version in model["versions"]:
             states = ", ".join(f"{n} {name}" for name, n in sorted(version["states"].items()))
-            print(
+            command_line.say(
                 f"{model['model']} {version['version']}: {version['wanted']} wanted, "
                 f"{states or 'none there'}",
-                file=out,
+                out,
             )
     notes = (broker or {}).get("notes", [])
     for note in notes:
-        print(f"note: {note}", file=out)
+        command_line.say(f"note: {note}", out)
     plan = answer["plan"]
     if plan is not None:
         print(f"last plan with actions, {listing.when(plan['at_us'])}:", file=out)
         for action in plan["actions"]:
-            print(f"  {action['act']} {action['what']} [{action['outcome']}]", file=out)
+            line = f"  {action['act']} {action['what']} [{action['outcome']}]"
+            command_line.say(line, out)
 
 
 def _scale(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:

@@ -186,7 +186,7 @@ def _line(layout: str, values: Mapping[str, Any]) -> str:
 
     def cell(match: "re.Match[str]") -> str:
         right, width, letter = match.groups()
-        text = str(values[letter])
+        text = command_line.printable(str(values[letter]))
         if not width:
             return text
         text = text[: int(width)]

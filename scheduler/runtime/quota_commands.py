@@ -114,7 +114,7 @@ def _change(args: Any, api: ports.Api, out: TextIO, body: dict[str, Any]) -> Non
     for row in answer["changed"]:
         kind = limits.Kind(row["kind"])
         to = "removed" if row["amount"] is None else kind.show(row["amount"])
-        print(f"{_who(row)}: {kind} {to}", file=out)
+        command_line.say(f"{_who(row)}: {kind} {to}", out)
 
 
 def _show(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:

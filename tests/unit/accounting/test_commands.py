@@ -14,7 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi import testclient
 
-from accounting import billing, billing_routes, facct, freport, rates, routes, settings
+from accounting import (
+    billing,
+    billing_routes,
+    facct,
+    freport,
+    freport_rows,
+    rates,
+    routes,
+    settings,
+)
 from scheduler.contracts import clock, ports, requests
 from scheduler.contracts.command_line import CommandError
 from tests.unit.accounting import world
@@ -194,11 +203,46 @@ def test_json_csv_and_parquet_hold_the_same_rows(run: Run, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "facct -j 99 -X", "facct --leases -j 99", "freport team -S 2020-01-01 -E 2020-01-02",
+        "freport bill --month 2020-01", "freport reconcile -S 2020-01-01 -E 2020-01-02",
+        "freport reconcile by account -S 2026-11-27T12:00 -E 2026-11-27T13:00 -A nobody",
+    ],
+)  # fmt: skip
+def test_parquet_has_its_columns_whatever_was_found(run: Run, tmp_path: Path, line: str) -> None:
+    nothing, some = tmp_path / "nothing.parquet", tmp_path / "some.parquet"
+    run(f"{line} --parquet {nothing}")
+    found = pq.read_table(nothing)
+    assert found.num_columns > 4
+    assert not any(str(kind) == "null" for kind in found.schema.types)
+    if line.startswith("facct -j"):
+        run(f"facct --parquet {some}")
+        assert pq.read_table(some).schema.equals(found.schema.remove_metadata())
+
+
+def test_no_header_with_csv_and_a_column_of_a_job_nobody_knows(run: Run) -> None:
+    assert run("facct -X -n --csv -o jobid,lines") == "q1,\nr1,\n12,9\n"
+
+
+@pytest.mark.parametrize(
     ("line", "words"),
     [
         ("facct -o nonsense", 'invalid field requested: "nonsense"'),
         ("facct -o state%x", 'invalid width in "state%x"'),
         ("facct -o ,", "no field requested"),
+        ("facct -o jobid%²", 'invalid width in "jobid%²"'),
+        ("facct -o jobid%٣", 'invalid width in "jobid%٣"'),
+        ("facct -o jobid%99999999", "up to 1000"),
+        ("facct -o jobid%-0", "up to 1000"),
+        ("facct -P --delimiter x", "begin with a sign or a TAB"),
+        ("facct -P --delimiter \\", "begin with a sign or a TAB"),
+        ('facct -A "red', "write a name with a comma as"),
+        ("facct -S 10000-01-01", "invalid time"),
+        ("facct -S now -E now+999999999weeks", "time"),
+        ("freport team --month ٢٠٢٦-11", "invalid month"),
+        ("freport team --month 9999-12", "invalid month"),
+        ("freport team -t Percent -A red", "take -t Hours"),
         ("facct -s XX", "invalid state 'XX'"),
         ("facct -S now-7d", "invalid time"),
         ("facct -S now -E today", "end time is not after"),
@@ -251,6 +295,19 @@ def test_freport_team_adds_up(run: Run) -> None:
     )
 
 
+def test_percent_of_gpus_that_were_never_idle_is_shown_to_admins(tmp_path: Path) -> None:
+    rows = [
+        {"start_us": 0, "what": "used", "gpu_us": 5},
+        {"start_us": 0, "what": "used", "gpu_us": 15},
+    ]
+    assert [r["allocated_us"] for r in freport_rows.with_percent(rows, "Percent", whole=True)] == [
+        20,
+        20,
+    ]
+    with pytest.raises(CommandError, match="which is shown to admins"):
+        freport_rows.with_percent(rows, "Percent", whole=False)
+
+
 def test_freport_units_and_measures(run: Run) -> None:
     assert run("freport user by hour -S today -t perc -T gpu -P -n") == (
         "2026-11-27T12:00:00|blue|bob|10.00\n"
@@ -265,7 +322,7 @@ def test_freport_units_and_measures(run: Run) -> None:
     assert run("freport model hour -S today -T tokens -P -n").splitlines()[0] == (
         "2026-11-27T12:00:00|chat|4|6|18|2|24|13"
     )
-    assert "only admins" in run("freport team -S today -t percent", who=world.BOB, code=1)
+    assert "shown to admins" in run("freport team -S today -t percent", who=world.BOB, code=1)
     assert run("freport team -P -n") == ""  # yesterday
 
 

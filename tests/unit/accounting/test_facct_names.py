@@ -3,6 +3,7 @@
 import csv
 import datetime
 import io
+import json
 import re
 from typing import Any, TextIO
 
@@ -24,6 +25,9 @@ NAMES = [
 ]
 
 
+FORMULA = '=cmd|"/C calc"!A0'
+
+
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> test_commands.Gateway:
     state = tmp_path_factory.mktemp("state")
@@ -32,6 +36,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> test_commands.Gateway:
         sink.append(samples.row("close", f"q{number}", user=name, reason=name))
         line: dict[str, Any] = {"user": "bob", "custom_id": name, "batch_job_id": 12}
         sink.append(samples.row("close", f"b{number}", **line))
+    sink.append(samples.row("close", "q-formula", user="@x", team="a, b", reason=FORMULA))
     start = world.NOON
     for run, seconds in enumerate((100, 200, 50)):
         sink.append(samples.gpu(0, seconds, run=run, start_us=start))
@@ -60,7 +65,7 @@ def test_no_name_shifts_a_field_or_breaks_a_line(api: test_commands.Gateway) -> 
     """L10, facct's half."""
     lines = run(api, "facct -P -o user,customid,state,reason").splitlines()
     rows = [fields(line) for line in lines]
-    assert len(rows) == 2 + 2 * len(NAMES)  # the header and the job
+    assert len(rows) == 3 + 2 * len(NAMES)  # the header, the job, the formula
     assert {len(row) for row in rows} == {4}
     shown = {r"a\|b", r"x\ny", "naïve 漢字", r"\x1b[31mred"}
     assert shown <= {row[0] for row in rows}
@@ -78,6 +83,21 @@ def test_csv_and_json_keep_the_names_as_they_are(api: test_commands.Gateway) -> 
         row["User"] for row in csv.DictReader(io.StringIO(text)) if row["State"] == "COMPLETED"
     ]
     assert {"a|b", "x\ny", '"q",r', "naïve 漢字"} <= set(users)
+
+
+def test_no_cell_of_csv_is_a_formula_and_json_says_what_it_was(api: test_commands.Gateway) -> None:
+    text = run(api, "facct --csv -X -j q-formula -o user,reason")
+    (row,) = csv.DictReader(io.StringIO(text))
+    assert row == {"User": "'@x", "Reason": f"'{FORMULA}"}
+    (row,) = json.loads(run(api, "facct --json -X -j q-formula"))["rows"]
+    assert (row["user"], row["reason"]) == ("@x", FORMULA)
+
+
+def test_a_name_with_a_comma_is_quoted_in_a_list(api: test_commands.Gateway) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    argv = ["-A", '"a, b",red', "-X", "-P", "-n", "-o", "jobid", "-j", "q-formula,q0"]
+    facct.facct(argv, api=api, out=out, err=err, env={}, now=test_commands.NOW, tz=datetime.UTC)
+    assert sorted(out.getvalue().split()) == ["q-formula", "q0"]
 
 
 def test_a_terminal_without_unicode_still_gets_every_row(api: test_commands.Gateway) -> None:

@@ -101,6 +101,9 @@ def test_a_month_without_anything_has_empty_tables(state: Path) -> None:
     [
         ((), "give a query, or --export"),
         (("SELEC 1",), "syntax error"),
+        ((";",), "one query that only reads"),
+        (("-- nothing",), "one query that only reads"),
+        (("SELECT 1 AS a, 2 AS a", "--json"), "tell them apart with AS"),
         (("SELECT 1", "-S", "9pm"), "invalid time"),
         (("SELECT 1", "-S", "now", "-E", "today"), "give -S and -E in order"),
         (("SELECT 1", "--json", "--csv"), "exclude each other"),
@@ -130,6 +133,11 @@ def test_a_query_reads_the_tables_and_touches_nothing_else(state: Path, text: st
     with pytest.raises(CommandError, match=r"only reads is run|disabled by configuration"):
         run(state, text.format(state=state))
     assert sorted(state.rglob("*")) == before
+
+
+def test_csv_of_a_query_holds_no_formula(state: Path) -> None:
+    text = run(state, "SELECT '=1+1' AS \"@a\", -5 AS b, NULL AS c", "--csv")
+    assert text == "'@a,b,c\n'=1+1,-5,\n"
 
 
 def test_a_cell_cannot_steer_the_terminal(state: Path) -> None:

@@ -48,6 +48,33 @@ def test_no_name_becomes_markup_or_mathematics() -> None:
     assert not re.search(r"""(?:href|src)=["'](?!\#)""", text)
 
 
+def test_nothing_copied_into_a_spreadsheet_is_a_formula() -> None:
+    text = page(line("adjustment", 0, -2_500_000, user="", reason="=1+1", author="@ops"))
+    assert ">=1+1<" not in text
+    assert "&#39;=1+1" in text
+    assert "&#39;@ops" in text
+    assert ">-2.50<" in text
+
+
+def test_a_month_that_was_closed_in_another_zone_lies_in_two_of_todays() -> None:
+    def ask(team: str, by: str, unit: str) -> list[dict[str, Any]]:
+        tokens = dict.fromkeys(
+            ("uncached_prompt_tokens", "cached_prompt_tokens", "output_tokens", "gpu_us"), 1
+        )
+        counts = {"requests": 3, "attempts": 4, "platform_tokens": 0}
+        return [
+            {"start_us": start, "model": "m", **tokens, **counts}
+            for start in (NOV, DEC - 3_600_000_000)
+        ]
+
+    bill = {
+        "month": "2026-11", "window": {"start_us": NOV, "end_us": DEC}, "zone": "Asia/Kathmandu",
+        "currency": "EUR", "closed_us": DEC, "scope_user": "", "rows": [line("output", 2, 5)],
+    }  # fmt: skip
+    text = statement.render(bill, [EVIL], ask, (), NOW)
+    assert "<dt>Requests</dt><dd>6</dd>" in text
+
+
 def test_its_figures_are_the_bills() -> None:
     text = page(
         line("output", 1_234_567, 1_234_567_890_123),
