@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from gateway import emitted, metrics, recording, replica, resolve, settings, waiting
-from scheduler.contracts import errors, frames, requests, resume, tracing, usage
+from scheduler.contracts import errors, frames, quota, requests, resume, tracing, usage
 
 _DONE = b"data: [DONE]"
 _COMPLETED = (b"event: response.completed\n", b"event: response.incomplete\n")
@@ -39,6 +39,10 @@ class Outlet(Protocol):
 
     def data(self, frame: frames.Frame) -> bool:
         """Pass on one DATA frame; False: the client is behind, await `drained` before the next."""
+        ...
+
+    def quotas(self, told: quota.Headers) -> None:
+        """Take what is left of the caller's quotas: it is told before the answer, if nothing was yet."""
         ...
 
     async def drained(self) -> None:

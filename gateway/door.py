@@ -81,9 +81,9 @@ def _named(send: types.Send) -> types.Send:
     async def named(message: types.Message) -> None:
         if message["type"] == "http.response.start":
             present = {name for name, _ in message["headers"]}
-            if b"x-forebay-request-id" not in present:
-                pair = (b"x-forebay-request-id", ids.uuid7().encode())
-                message = {**message, "headers": [*message["headers"], pair]}
+            if b"x-request-id" not in present:
+                pairs = [(k.encode(), v.encode()) for k, v in error_map.named(ids.uuid7()).items()]
+                message = {**message, "headers": [*message["headers"], *pairs]}
         await send(message)
 
     return named

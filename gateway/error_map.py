@@ -36,12 +36,20 @@ def headers(error: errors.ForebayError) -> dict[str, str]:
     seconds = error.retry_after_s
     if seconds is None and isinstance(error, errors.RecordingUnavailable):
         seconds = _DISK_RETRY_S
-    return {} if seconds is None else {"retry-after": str(max(1, math.ceil(seconds)))}
+    told = dict(error.limits)
+    if seconds is not None:
+        told["retry-after"] = str(max(1, math.ceil(seconds)))
+    return told
+
+
+def named(request_id: str) -> dict[str, str]:
+    """Return the headers that name a request: ours, and the one that OpenAI's clients read."""
+    return {"x-forebay-request-id": request_id, "x-request-id": request_id}
 
 
 def response(error: errors.ForebayError, request_id: str | None = None) -> responses.Response:
     """Return the HTTP response for ``error``."""
-    extra = {"x-forebay-request-id": request_id} if request_id else {}
+    extra = named(request_id) if request_id else {}
     return responses.Response(
         body(error), error.status, {**headers(error), **extra}, "application/json"
     )

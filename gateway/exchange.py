@@ -12,12 +12,15 @@ from typing import Any, Protocol
 from uvicorn.protocols.http import flow_control, httptools_impl
 
 from gateway import error_map, sse
-from scheduler.contracts import errors, frames, ids, requests
+from scheduler.contracts import errors, frames, ids, quota, requests
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _SSE = b"".join(b"%b: %b\r\n" % (k.encode(), v.encode()) for k, v in sse.HEADERS.items())
 _CLOSE = b"connection: close\r\n"
 _OK = httptools_impl.STATUS_LINE[200]
+_NAMED = b"x-forebay-request-id: %b\r\nx-request-id: %b\r\n"
+_STREAM = _SSE + _NAMED + b"transfer-encoding: chunked\r\n"
+_JSON = _NAMED + b"content-length: %d\r\ncontent-type: application/json\r\n"
 _UNASKED = 64 * 1024  # bytes of a body that are read before its sender is known
 
 
@@ -70,6 +73,7 @@ class Exchange:
         "_flow",
         "_http10",
         "_limit",
+        "_limits",
         "_more",
         "_serve",
         "_spoilt",
@@ -108,6 +112,7 @@ class Exchange:
         self._http10 = http10
         self._serve = serve
         self._limit = -1  # the body is not wanted yet
+        self._limits = b""  # header lines that tell what is left of the caller's quotas
         self._more: asyncio.Future[None] | None = None
         self._spoilt: errors.ForebayError | None = None
         self._task: asyncio.Task[None] | None = None
@@ -218,7 +223,7 @@ class Exchange:
         parts = [status]
         for name, value in self._connection.server_state.default_headers:
             parts += (name, b": ", value, b"\r\n")
-        parts.append(headers)
+        parts += (headers, self._limits)
         if self._expects and self.more_body:
             self.keep_alive = False  # what comes next may be the body, or may not
         if not self.keep_alive:
@@ -226,13 +231,17 @@ class Exchange:
         parts.append(b"\r\n")
         return b"".join(parts)
 
+    def quotas(self, told: quota.Headers) -> None:
+        """Tell what is left of the caller's quotas in the answer's head."""
+        self._limits = b"".join(b"%b: %b\r\n" % (k.encode(), v.encode()) for k, v in told)
+
     def stream_head(self, request_id: str) -> bytes:
         """Return the head of a stream."""
+        named = request_id.encode()
         if self._http10:
             self.keep_alive = False  # its end is the connection's end
-            return self.head(_OK, b"%bx-forebay-request-id: %b\r\n" % (_SSE, request_id.encode()))
-        more = b"%bx-forebay-request-id: %b\r\ntransfer-encoding: chunked\r\n"
-        return self.head(_OK, more % (_SSE, request_id.encode()))
+            return self.head(_OK, _SSE + _NAMED % (named, named))
+        return self.head(_OK, _STREAM % (named, named))
 
     def chunk(self, data: bytes) -> bytes:
         """Return ``data`` as a piece of a stream."""
@@ -244,16 +253,14 @@ class Exchange:
 
     def answer(self, body: bytes, request_id: str) -> None:
         """Answer with a JSON body."""
-        more = (
-            b"x-forebay-request-id: %b\r\ncontent-length: %d\r\ncontent-type: application/json\r\n"
-        )
-        self._finish(self.head(_OK, more % (request_id.encode(), len(body))) + body)
+        named = request_id.encode()
+        self._finish(self.head(_OK, _JSON % (named, named, len(body))) + body)
 
     def refuse(self, error: errors.ForebayError, request_id: str = "") -> None:
         """Answer with an error."""
         body = error_map.body(error)
         headers = error_map.headers(error)
-        headers["x-forebay-request-id"] = request_id or ids.uuid7()
+        headers |= error_map.named(request_id or ids.uuid7())
         if isinstance(error, errors.Unauthenticated):
             headers["www-authenticate"] = "Bearer"
         headers |= {"content-length": str(len(body)), "content-type": "application/json"}
@@ -296,6 +303,10 @@ class Stream:
         self.begun = True
         return exchange.write(exchange.stream_head(self._request_id) + exchange.chunk(payload))
 
+    def quotas(self, told: quota.Headers) -> None:
+        """Tell what is left of the caller's quotas."""
+        self._exchange.quotas(told)
+
     async def drained(self) -> None:
         """Return once the client has read enough."""
         await self._exchange.drained()
@@ -336,6 +347,10 @@ class Whole:
         """Keep a frame's bytes."""
         self._parts.append(frame.payload)
         return True
+
+    def quotas(self, told: quota.Headers) -> None:
+        """Tell what is left of the caller's quotas."""
+        self._exchange.quotas(told)
 
     async def drained(self) -> None:
         """Memory is never behind."""

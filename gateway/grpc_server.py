@@ -9,7 +9,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gateway import assembly, catalog, checks, error_map, resolve, settings, sse
-from scheduler.contracts import errors, frames, ids, requests, tracing
+from scheduler.contracts import errors, frames, ids, quota, requests, tracing
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
 
 SERVICE = "forebay.v1.Inference"
@@ -46,6 +46,7 @@ class _Stream:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._unsent: list[forebay_pb2.TokenChunk] = []
+        self.limits: quota.Headers = ()
         self.begun = False
 
     def prompt(self, frame: frames.Frame, version: str) -> None:
@@ -61,6 +62,10 @@ class _Stream:
                 )
             )
         return not self._unsent
+
+    def quotas(self, told: quota.Headers) -> None:
+        """Keep them for the end: the initial metadata is sent before anything is reserved."""
+        self.limits = told
 
     async def drained(self) -> None:
         unsent, self._unsent = self._unsent, []
@@ -93,8 +98,14 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
         request_id = ids.RequestId(ids.uuid7())
         checked = resolve.request(source, self._gateway.room.view(), request_id)
         # Sent at once, so that a request that waits can be cancelled by its id.
-        await context.send_initial_metadata((("x-forebay-request-id", request_id),))
-        end = await self._gateway.path.answer(checked, _Stream(context))
+        await context.send_initial_metadata(tuple(error_map.named(request_id).items()))
+        stream = _Stream(context)
+        try:
+            end = await self._gateway.path.answer(checked, stream)
+        except errors.ForebayError as error:
+            error.limits = error.limits or stream.limits
+            raise
+        context.set_trailing_metadata(stream.limits)
         used = forebay_pb2.Usage(
             prompt_tokens=end.prompt_tokens,
             cached_tokens=end.cached_tokens,

@@ -133,7 +133,7 @@ def refusal(error: errors.ForebayError, default: list[tuple[bytes, bytes]]) -> b
     phrase = http.HTTPStatus(error.status).phrase
     fields = {
         **error_map.headers(error),
-        "x-forebay-request-id": ids.uuid7(),
+        **error_map.named(ids.uuid7()),
         "content-type": "application/json",
         "content-length": str(len(body)),
         "connection": "close",

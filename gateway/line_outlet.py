@@ -12,12 +12,14 @@ import msgspec
 from uvicorn.protocols.http import httptools_impl
 
 from gateway import exchange
-from scheduler.contracts import errors, frames
+from scheduler.contracts import errors, frames, quota
 
 VERSION = "x-forebay-version"  # header: which version the ids belong to
 _HEAD = (
     b"content-type: " + frames.MEDIA_TYPE.encode() + b"\r\n"
-    b"x-forebay-request-id: %b\r\n" + VERSION.encode() + b": %b\r\ntransfer-encoding: chunked\r\n"
+    b"x-forebay-request-id: %b\r\nx-request-id: %b\r\n"
+    + VERSION.encode()
+    + b": %b\r\ntransfer-encoding: chunked\r\n"
 )
 _OK = httptools_impl.STATUS_LINE[200]
 
@@ -59,12 +61,16 @@ class Line:
         data = b""
         if not self._telling:
             self._telling = True
-            head = _HEAD % (self._request_id.encode(), self._version.encode("latin-1", "replace"))
+            named = self._request_id.encode()
+            head = _HEAD % (named, named, self._version.encode("latin-1", "replace"))
             data = self._exchange.head(_OK, head)
             if self._prompt is not None:
                 items = (self._prompt, *items)
         encoded = b"".join(item.encode() for item in items)
         return self._exchange.write(data + self._exchange.chunk(encoded))
+
+    def quotas(self, told: quota.Headers) -> None:
+        """Nothing is told: the runner has no limits of its own."""
 
     async def drained(self) -> None:
         """Return once the runner has read enough."""

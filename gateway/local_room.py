@@ -128,8 +128,10 @@ class LocalRoom:
         self._waiters[asking.request_id] = waiter
         try:
             self._admit(model, waiter, now)
-        except BaseException:
+        except BaseException as error:
             self.leave(waiter)  # of whatever it has taken by now
+            if isinstance(error, errors.ForebayError):
+                error.limits = hold.headers(self._deps.clock.wall_us())
             raise
         return waiter
 

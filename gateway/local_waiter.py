@@ -11,7 +11,7 @@ from scheduler.core import admission, load, router
 class LocalGrant:
     """A `Grant` whose load is counted in this process."""
 
-    __slots__ = ("_begun", "_freed", "_guard", "replica", "version")
+    __slots__ = ("_begun", "_freed", "_guard", "limits", "replica", "version")
 
     def __init__(
         self,
@@ -20,7 +20,9 @@ class LocalGrant:
         guard: load.Guard,
         begun: Callable[[str], None],
         freed: Callable[[load.Guard], None],
+        limits: quota.Headers = (),
     ) -> None:
+        self.limits = limits
         self.replica = replica
         self.version = version
         self._guard = guard

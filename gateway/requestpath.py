@@ -223,6 +223,8 @@ class RequestPath:
         failed: list[fleet.Replica] = []  # on this request, and alive: others may fail on it too
         for number in itertools.count(1):
             grant = await self._turn(request, waiter, number)
+            if grant.limits:
+                trip.outlet.quotas(grant.limits)
             job = dispatch.Job(
                 request=request,
                 number=number,

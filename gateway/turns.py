@@ -121,7 +121,10 @@ class Turns:
         model.opened(guard, long_team)
         if urgent:
             model.crowd.ran(team, 1)
-        return local_waiter.LocalGrant(replica, waiter.needs.version, guard, self.soon, freed)
+        limits = waiter.hold.headers(self._clock.wall_us())
+        return local_waiter.LocalGrant(
+            replica, waiter.needs.version, guard, self.soon, freed, limits
+        )
 
     def _taken(
         self,

@@ -24,6 +24,11 @@ class Grant(Protocol):
         """The version that was drawn."""
         ...
 
+    @property
+    def limits(self) -> quota.Headers:
+        """What is left of the caller's quotas, as headers of its answer."""
+        ...
+
     def prefilled(self) -> None:
         """Note that its prompt has been computed: the replica may have the next one."""
         ...

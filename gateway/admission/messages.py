@@ -10,9 +10,9 @@ import struct
 import msgspec
 
 from gateway import asks
-from scheduler.contracts import errors, requests
+from scheduler.contracts import errors, quota, requests
 
-VERSION = 2
+VERSION = 3
 LENGTH = struct.Struct(">I")
 MOST_BYTES = 4 * 1024 * 1024  # an `Enter` with the fingerprints of a million tokens is 10 kB
 
@@ -112,6 +112,7 @@ class Granted(msgspec.Struct, array_like=True, tag=11):
     request_id: str
     number: int
     served: str  # the version
+    limits: quota.Headers = ()
 
 
 class Refused(msgspec.Struct, array_like=True, tag=12):
@@ -122,6 +123,7 @@ class Refused(msgspec.Struct, array_like=True, tag=12):
     message: str
     retry_after_s: float | None = None
     param: str | None = None
+    limits: quota.Headers = ()
 
 
 class Prefilled(msgspec.Struct, array_like=True, tag=13):

@@ -150,7 +150,7 @@ class _Session:
                 return
             if grant is not None:
                 number = self._number(grant.replica)
-                self._to.say(messages.Granted(request_id, number, grant.version))
+                self._to.say(messages.Granted(request_id, number, grant.version, grant.limits))
 
         waiter.ring = settled
         settled()
@@ -194,7 +194,12 @@ class _Session:
     def _refuse(self, request_id: str, error: errors.ForebayError) -> None:
         self._to.say(
             messages.Refused(
-                request_id, error.code, error.message, error.retry_after_s, error.param
+                request_id,
+                error.code,
+                error.message,
+                error.retry_after_s,
+                error.param,
+                error.limits,
             )
         )
 

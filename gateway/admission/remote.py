@@ -32,7 +32,7 @@ Dial = Callable[[Callable[[], link.AnyLink]], Awaitable[None]]
 class RemoteGrant:
     """A `waiting.Grant` whose load the owner counts."""
 
-    __slots__ = ("_closed", "_prefilled", "replica", "version")
+    __slots__ = ("_closed", "_prefilled", "limits", "replica", "version")
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class RemoteGrant:
     ) -> None:
         self.replica = replica
         self.version = version
+        self.limits: quota.Headers = ()
         self._prefilled: Callable[[], None] | None = prefilled
         self._closed: Callable[[], None] | None = closed
 
@@ -305,6 +306,7 @@ class RemoteRoom:
         if waiter is None:
             return  # it has left; the owner hears that next
         grant = self._grant(waiter, self._replicas[message.number], message.served)
+        grant.limits = message.limits
         waiter.open, waiter.turned = grant, True
         waiter.settle(grant)
 
@@ -377,6 +379,7 @@ def _adoption(asking: asks.Asking, grant: RemoteGrant) -> messages.Adopt:
 def _rebuilt(message: messages.Refused) -> errors.ForebayError:
     error = errors.from_code(message.code, message.message)
     error.retry_after_s, error.param = message.retry_after_s, message.param
+    error.limits = message.limits
     return error
 
 

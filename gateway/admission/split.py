@@ -47,12 +47,13 @@ class Adopted(waiting.Waiter, Protocol):
 class _Grant:
     """A grant whose load may come to be counted elsewhere."""
 
-    __slots__ = ("inner", "replica", "version")
+    __slots__ = ("inner", "limits", "replica", "version")
 
     def __init__(self, inner: waiting.Grant) -> None:
         self.inner: waiting.Grant | None = inner
         self.replica = inner.replica
         self.version = inner.version
+        self.limits = inner.limits
 
     def prefilled(self) -> None:
         """Note where it is counted now that its prompt has been computed."""

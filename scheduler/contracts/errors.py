@@ -41,6 +41,9 @@ class ForebayError(Exception):
         message: one line: what, where, what to do.
         retry_after_s: seconds until a retry makes sense, or None if it does not or is not known.
         param: the request's field at fault, if one is.
+
+    Attributes:
+        limits: headers that tell what is left of the caller's quotas.
     """
 
     code = "internal"
@@ -56,6 +59,7 @@ class ForebayError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self.param = param
+        self.limits: tuple[tuple[str, str], ...] = ()
 
     def openai(self) -> dict[str, dict[str, str | None]]:
         """Return the OpenAI error body."""

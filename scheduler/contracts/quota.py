@@ -49,6 +49,8 @@ class Spent:
 
 
 NOTHING = Spent()
+Headers = tuple[tuple[str, str], ...]
+"""OpenAI's x-ratelimit headers, names in lower case; empty without quotas over a minute."""
 
 
 class Hold(Protocol):
@@ -56,6 +58,10 @@ class Hold(Protocol):
 
     def settle(self, spent: Spent, now_us: int) -> None:
         """Replace the reservation by what was used (`NOTHING`: it never ran)."""
+        ...
+
+    def headers(self, now_us: int) -> Headers:
+        """Return what is left for this minute of the quotas that it falls under, also after it has ended."""
         ...
 
 
@@ -76,9 +82,15 @@ class Quotas(Protocol):
         ...
 
 
-class _Free:
+class Free:
+    """The reservation of a claim that no limit meets."""
+
     def settle(self, spent: Spent, now_us: int) -> None:
         """There is nothing to give back."""
+
+    def headers(self, now_us: int) -> Headers:
+        """There is nothing to tell."""
+        return ()
 
 
 class Unlimited:
@@ -86,11 +98,11 @@ class Unlimited:
 
     def reserve(self, claim: Claim) -> Hold:
         """Grant it."""
-        return _Free()
+        return Free()
 
     def adopt(self, claim: Claim) -> Hold:
         """Grant it."""
-        return _Free()
+        return Free()
 
 
 class Pricing(Protocol):

@@ -3,8 +3,9 @@
 An attempt is one dispatch of a request to a replica. The gateway appends OPEN at the dispatch and
 CLOSE before the last bytes go out; the replica appends its own row whenever a sequence leaves the
 engine. Readers merge on (request id, attempt): CLOSE over REPLICA over OPEN. Either process may die
-and exactly one row remains. Of two CLOSE rows of an attempt the one with the later end holds: a part of an
-answer that a team would pay for is amended so when the answer can't be completed. All counts are disjoint non-negative integers; times are UTC µs.
+and exactly one row remains. Of two CLOSE rows of an attempt the one with the later end holds: a part of
+an answer that a team would pay for is amended so when the answer can't be completed. All counts are
+disjoint non-negative integers; times are UTC µs.
 """
 
 import dataclasses

@@ -51,7 +51,7 @@ class Notice:
 class Ticket:
     """A reservation; it ends once."""
 
-    __slots__ = ("_book", "asked", "claim", "places", "priced")
+    __slots__ = ("_book", "_open", "asked", "claim", "places", "priced")
 
     def __init__(
         self,
@@ -61,7 +61,8 @@ class Ticket:
         places: list[tuple[meters.Meter, Any]],
         priced: bool,
     ) -> None:
-        self._book: Book | None = book
+        self._book = book
+        self._open = True
         self.claim = claim
         self.asked = asked
         self.places = places
@@ -69,28 +70,16 @@ class Ticket:
 
     def settle(self, spent: quota.Spent, now_us: int) -> None:
         """Replace the reservation by what was used; a second call does nothing."""
-        book, self._book = self._book, None
-        if book is not None:
-            book.end(self, spent, now_us)
+        if self._open:
+            self._open = False
+            self._book.end(self, spent, now_us)
 
-    def headers(self, now_us: int) -> tuple[tuple[str, str], ...]:
+    def headers(self, now_us: int) -> quota.Headers:
         """Return OpenAI's x-ratelimit headers of the tightest quotas over a minute, if there are any."""
-        return () if self._book is None else self._book.headers(self, now_us)
+        return self._book.headers((meter for meter, _ in self.places), now_us)
 
 
-class _Free:
-    """The reservation of a claim that no limit meets."""
-
-    def settle(self, spent: quota.Spent, now_us: int) -> None:
-        """There is nothing to give back."""
-
-
-_FREE = _Free()
-
-
-def headers(hold: quota.Hold, now_us: int) -> tuple[tuple[str, str], ...]:
-    """Return response headers that tell a client how much is left for this minute, () without limits."""
-    return hold.headers(now_us) if isinstance(hold, Ticket) else ()
+_FREE = quota.Free()
 
 
 class Book:
@@ -153,7 +142,9 @@ class Book:
         asked = (claim.prompt_tokens + claim.output_tokens, cost, 1)
         for meter in found:
             if not meter.fits(asked[meter.unit], utc, steady) and not forced:
-                raise self._refusal(found, asked, utc, steady)
+                error = self._refusal(found, asked, utc, steady)
+                error.limits = self.headers(found, utc)
+                raise error
         places = [(meter, meter.take(asked[meter.unit], steady)) for meter in found]
         ticket = Ticket(self, claim, asked, places, priced)
         self._open[claim.request_id] = ticket
@@ -246,24 +237,27 @@ class Book:
         kept = self._memory.stored
         self._memory.stored = {place: kept[place] for place in kept if place[1] >= before_us}
 
-    def headers(self, ticket: Ticket, now_us: int) -> tuple[tuple[str, str], ...]:
-        """Return OpenAI's x-ratelimit headers for a ticket."""
+    def headers(self, found: Iterable[meters.Meter], now_us: int) -> quota.Headers:
+        """Return OpenAI's x-ratelimit headers of the tightest of some counters."""
+        rolling = [meter for meter in found if isinstance(meter, meters.RollingMeter)]
+        if not rolling:
+            return ()
         steady, tightest = self._steady(now_us), dict[int, tuple[int, meters.RollingMeter]]()
-        for meter, _ in ticket.places:
-            if isinstance(meter, meters.RollingMeter) and meter.hard:
+        for meter in rolling:
+            if meter.hard:
                 left = max(0, meter.amount - meter.used(now_us, steady))
                 if meter.unit not in tightest or left < tightest[meter.unit][0]:
                     tightest[meter.unit] = left, meter
-        found: list[tuple[str, str]] = []
+        told: list[tuple[str, str]] = []
         for unit, word in ((limits.Unit.REQUESTS, "requests"), (limits.Unit.TOKENS, "tokens")):
             if unit in tightest:
                 left, meter = tightest[unit]
-                found += (
+                told += (
                     (f"x-ratelimit-limit-{word}", str(meter.amount)),
                     (f"x-ratelimit-remaining-{word}", str(left)),
                     (f"x-ratelimit-reset-{word}", f"{math.ceil(meter.clears_s(steady))}s"),
                 )
-        return tuple(found)
+        return tuple(told)
 
     def _plan(self, claim: quota.Claim) -> tuple[list[meters.Meter], bool]:
         """Return the counters that a claim moves, and whether one counts cost."""

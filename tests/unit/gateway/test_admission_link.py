@@ -60,6 +60,9 @@ class _Hold:
     book: Book
     name: str
 
+    def headers(self, now_us: int) -> quota.Headers:
+        return ()
+
     def settle(self, spent: quota.Spent, now_us: int) -> None:
         if self.book.held.pop(self.name, None) is not None:
             self.book.settled.append((self.name, spent))

@@ -53,6 +53,9 @@ class _Hold:
     book: Book
     done: bool = False
 
+    def headers(self, now_us: int) -> quota.Headers:
+        return ()
+
     def settle(self, spent: quota.Spent, now_us: int) -> None:
         if not self.done:
             self.book.settled.append(spent)

@@ -322,7 +322,7 @@ def test_headers_tell_what_is_left_of_the_minute() -> None:
         limits.Limit(key(K.REQUESTS_PER_MINUTE), 60),
     )
     hold = limited.reserve(claim(1, tokens=30))
-    assert books.headers(hold, NOON) == (
+    assert hold.headers(NOON) == (
         ("x-ratelimit-limit-requests", "60"),
         ("x-ratelimit-remaining-requests", "59"),
         ("x-ratelimit-reset-requests", "61s"),
@@ -330,8 +330,8 @@ def test_headers_tell_what_is_left_of_the_minute() -> None:
         ("x-ratelimit-remaining-tokens", "70"),
         ("x-ratelimit-reset-tokens", "61s"),
     )
-    assert books.headers(quota.Unlimited().reserve(claim(2)), NOON) == ()
-    assert books.headers(limited.reserve(claim(3, team="chem")), NOON) == ()
+    assert quota.Unlimited().reserve(claim(2)).headers(NOON) == ()
+    assert limited.reserve(claim(3, team="chem")).headers(NOON) == ()
 
 
 @pytest.mark.parametrize("age_s", [120, -120])
