@@ -70,6 +70,8 @@ class Checkpoint(msgspec.Struct, array_like=True):
     unfinished: list[Unfinished]
     begun: list[Begun]
     marks: list[int]
+    used: list[int]
+    pending: list[tuple[int, tuple[int, ...]]]
 
 
 MARK_LINES = 4096

@@ -19,6 +19,7 @@ import sqlalchemy.exc
 
 from batch_jobs import (
     client,
+    files,
     intake,
     journal,
     model,
@@ -36,6 +37,7 @@ from scheduler.contracts import errors
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _AGAIN_S = 1.0
+_CLEAN_S = 600.0
 _OUR_FAULT = frozenset({errors.Unauthenticated.code, errors.KeyExpired.code})
 _TRANSIENT = (sqlalchemy.exc.SQLAlchemyError, OSError)
 
@@ -99,6 +101,7 @@ class Daemon:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self._feed())
+                self._tasks.create_task(self._clean())
                 await self._look()
                 if ready is not None:
                     ready()
@@ -106,6 +109,23 @@ class Daemon:
         finally:
             await asyncio.gather(*(run.close() for run in self._runs.values()))
             self._runs.clear()
+
+    async def _clean(self) -> None:
+        kept = files.Files(self._store, self._state_dir)
+        while True:
+            try:
+                for word in await asyncio.to_thread(
+                    files.sweep,
+                    kept,
+                    self._store,
+                    self._state_dir,
+                    self._clock.wall_us(),
+                    keep_s=self._options.keep_s,
+                ):
+                    _LOG.info("removed: %s", word)
+            except _TRANSIENT as error:
+                _LOG.error("old files stay for now: %s", error)
+            await self._clock.sleep(_CLEAN_S)
 
     async def _watch(self) -> None:
         while True:
@@ -211,7 +231,11 @@ class Daemon:
         news = (run.durable, str(model.Reason.RESOURCES if blocked else model.Reason.NONE))
         if not run.over.is_set() and self._told.get(run.job.job_id) != news:
             await asyncio.to_thread(
-                self._store.tell, run.job.job_id, counts=news[0], reason=news[1]
+                self._store.tell,
+                run.job.job_id,
+                counts=news[0],
+                reason=news[1],
+                used=run.used,
             )
             self._told[run.job.job_id] = news
 
@@ -343,13 +367,26 @@ class Daemon:
         job = run.job
         if job.state is not model.State.COMPLETING:
             job = await self._insist(
-                lambda: self._store_move(job, ending.event, counts=run.durable), run
+                lambda: self._store_move(
+                    job,
+                    ending.event,
+                    counts=run.durable,
+                    used=run.used,
+                    finalizing_us=self._clock.wall_us(),
+                ),
+                run,
             )
         built = await self._insist(
             lambda: asyncio.to_thread(results.build, run.source, ending, job.order), run
         )
         counts = dataclasses.replace(run.durable, ok=built.ok, failed=built.failed)
-        changes: dict[str, Any] = {"counts": counts, "ended_us": self._clock.wall_us()}
+        stored = await asyncio.to_thread(intake.stored_bytes, run.source.folder)
+        changes: dict[str, Any] = {
+            "counts": counts,
+            "used": run.used,
+            "ended_us": self._clock.wall_us(),
+            "stored_bytes": stored,
+        }
         try:
             await self._insist(lambda: self._publish(job, run.source.folder), run)
         except publish.PublishError as error:

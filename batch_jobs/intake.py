@@ -29,6 +29,11 @@ def job_folder(state_dir: Path, job_id: int) -> Path:
     return state_dir / FOLDER / str(job_id)
 
 
+def stored_bytes(folder: Path) -> int:
+    """Return what a job's files take."""
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
     """What validation found.
@@ -39,6 +44,7 @@ class Report:
         last_line: number of the last line, blank ones included.
         sha256: of the whole file, in hex.
         shown: the first bad lines, at most 100.
+        bytes: of the whole file.
     """
 
     total: int
@@ -46,6 +52,7 @@ class Report:
     last_line: int
     sha256: str
     shown: tuple[lines.BadLine, ...]
+    bytes: int = 0
 
     def public(self) -> dict[str, Any]:
         """Return the report as the API shows it."""
@@ -70,12 +77,19 @@ class Intake:
         self._sha256 = hashlib.sha256()
         self._file = _create(self.folder / results.INPUT)
         self._rejects = _create(self.folder / REJECTS)
+        self._bytes = 0
         self._total = 0
         self._bad = 0
         self._shown: list[lines.BadLine] = []
 
+    @property
+    def total(self) -> int:
+        """Requests so far."""
+        return self._total
+
     def feed(self, chunk: bytes) -> None:
         """Take the file's next bytes."""
+        self._bytes += len(chunk)
         self._file.write(chunk)
         self._sha256.update(chunk)
         self._check(self._splitter.feed(chunk))
@@ -93,6 +107,7 @@ class Intake:
             last_line=self._splitter.number,
             sha256=self._sha256.hexdigest(),
             shown=tuple(self._shown),
+            bytes=self._bytes,
         )
 
     def place(self, job_id: int) -> None:

@@ -27,6 +27,7 @@ MAGIC = b"forebay-journal-1\n"
 _HEAD = struct.Struct("!II")
 _BODY = struct.Struct("!BIQ")
 _MAX_PAYLOAD = 1 << 30
+_USED = struct.Struct("!III")
 
 
 class Kind(enum.IntEnum):
@@ -41,6 +42,7 @@ class Kind(enum.IntEnum):
     SEALED = 7  # data: the ending; no result follows
     PROMPT = 8  # data: the prompt's ids of an answer that has begun; none: it begins anew
     TOKENS = 9  # data: ids of the answer so far
+    USED = 10  # data: tokens of the answer that comes next as the line's result
 
 
 RESULTS = frozenset({Kind.SUCCEEDED, Kind.FAILED})
@@ -62,6 +64,11 @@ class Entry:
         """Return the entry's bytes in the file."""
         payload = _BODY.pack(self.kind, self.attempt, self.line) + self.data
         return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def used(prompt: int, cached: int, output: int) -> bytes:
+    """Return what a USED entry holds."""
+    return _USED.pack(*(max(0, min(tokens, 0xFFFFFFFF)) for tokens in (prompt, cached, output)))
 
 
 class JournalBusy(Exception):
@@ -95,6 +102,7 @@ class Recovered:
         states: by line number: 0, or the `Kind` of its result.
         histories: of lines that were sent and have no result.
         partials: the beginnings of these lines' answers.
+        used: tokens of the answers: prompt, cached ones among them, output.
         marks: where the input file's lines begin, see `checkpoint.Checkpoint`.
         sealed: the ending, or "" while lines may still run.
         size: bytes of whole entries; the torn rest is cut when a writer opens the file.
@@ -104,6 +112,8 @@ class Recovered:
     histories: dict[int, History] = dataclasses.field(default_factory=dict)
     partials: dict[int, partial.Partial] = dataclasses.field(default_factory=dict)
     marks: "array[int]" = dataclasses.field(default_factory=lambda: array("Q", [0]))
+    used: list[int] = dataclasses.field(default_factory=lambda: [0, 0, 0])
+    pending: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     sealed: str = ""
     ok: int = 0
     failed: int = 0
@@ -126,11 +136,17 @@ class Recovered:
             self.states[entry.line] = entry.kind
             self.histories.pop(entry.line, None)
             self.partials.pop(entry.line, None)
+            for at, tokens in enumerate(self.pending.pop(entry.line, ())):
+                self.used[at] += tokens
             self.ok += entry.kind is Kind.SUCCEEDED
             self.failed += entry.kind is Kind.FAILED
             return True
         if entry.kind in _BEGUN:
             self._begun(entry)
+            return True
+        if entry.kind is Kind.USED:
+            if len(entry.data) == _USED.size:
+                self.pending[entry.line] = _USED.unpack(entry.data)
             return True
         history = self.history(entry.line)
         if entry.kind is Kind.DISPATCHED:
@@ -176,6 +192,8 @@ class Recovered:
             ],
             begun=[checkpoint.Begun.of(line, found) for line, found in self.partials.items()],
             marks=list(self.marks),
+            used=list(self.used),
+            pending=list(self.pending.items()),
         )
 
     @classmethod
@@ -189,6 +207,8 @@ class Recovered:
             },
             partials={each.line: each.partial() for each in found.begun},
             marks=checkpoint.marks(found),
+            used=list(found.used),
+            pending=dict(found.pending),
             sealed=found.sealed,
             ok=found.ok,
             failed=found.failed,

@@ -68,11 +68,13 @@ class Rules:
         model: for lines whose body names none; "": they are refused.
         endpoint: for lines without a url; "": they are refused.
         models: models that the caller may use; empty means all.
+        only: the one endpoint that lines may name; "": any.
     """
 
     model: str = ""
     endpoint: str = ""
     models: tuple[str, ...] = ()
+    only: str = ""
 
 
 class Splitter:
@@ -227,6 +229,8 @@ def _line(raw: RawLine, rules: Rules) -> Line:
         if not isinstance(url, str) or url not in ENDPOINTS:
             known = ", ".join(sorted(ENDPOINTS))
             raise Refused("invalid_url", f"url (or --endpoint) must be one of {known}")
+        if rules.only and url != rules.only:
+            raise Refused("mismatched_url", f"url is {url}, the batch's endpoint is {rules.only}")
         return Line(raw.number, custom_id, url, _body(fields, rules))
     except Refused as refused:
         refused.custom_id = custom_id

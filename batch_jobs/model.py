@@ -46,6 +46,7 @@ class Event(enum.StrEnum):
     """What may happen to a job."""
 
     START = "start"  # a runner sends its lines
+    REQUEUE = "requeue"  # it waits again; lines that have their result keep it
     DRAINED = "drained"  # every line has its result
     CANCEL = "cancel"  # lines without a result end as batch_cancelled
     EXPIRE = "expire"  # time limit or deadline: they end as batch_expired
@@ -57,6 +58,7 @@ class Event(enum.StrEnum):
 
 TRANSITIONS = {
     (State.PENDING, Event.START): State.RUNNING,
+    (State.RUNNING, Event.REQUEUE): State.PENDING,
     (State.PENDING, Event.CANCEL): State.COMPLETING,
     (State.PENDING, Event.EXPIRE): State.COMPLETING,
     (State.PENDING, Event.FAIL): State.FAILED,
@@ -127,6 +129,12 @@ class Reason(enum.StrEnum):
     HELD_ADMIN = "JobHeldAdmin"
     BEGIN = "BeginTime"
     TIME_LIMIT = "TimeLimit"
+    DEPENDENCY = "Dependency"
+    NEVER = "DependencyNeverSatisfied"
+    ARRAY_LIMIT = "JobArrayTaskLimit"
+    GROUP_JOBS = "AssocGrpJobsLimit"  # the team runs as many jobs as it may
+    GROUP_TOKENS = "AssocGrpTRESMinutes"  # more queued tokens than it may have
+    QOS_JOBS = "QOSMaxJobsPerUserLimit"
     DEADLINE = "DeadLine"
     LAUNCH_FAILED = "JobLaunchFailure"  # the job's own files are gone or unreadable
     OUTPUT_REFUSED = "OutputRefused"  # results stand in Forebay's folder, not where the user asked
@@ -156,6 +164,22 @@ class Counts:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Used:
+    """Tokens of the answers, as the engines counted them. Only what the journal has on disk."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Door(enum.StrEnum):
+    """Where a job came in; it is the same job at both."""
+
+    FBATCH = "fbatch"
+    OPENAI = "openai"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class BatchJob:
     """A submitted file of requests.
 
@@ -180,6 +204,27 @@ class BatchJob:
             Forebay's folder.
         error_path: the same for the lines that failed.
         source: the submitted file as the user named it.
+        door: where it came in.
+        used: what its answers took.
+        input_file: the uploaded file's id, "" where it came with the job.
+        window: `completion_window` as it was asked.
+        metadata: the caller's, a JSON object.
+        finalizing_us: when its last line had ended.
+        output_keep_s: seconds after the end for which results are kept; 0: as the site says.
+        stored_bytes: what its files take, for the team's quota of storage.
+        purged_us: when its files were removed; 0: they are there.
+        priority: set by the user below 0, by an admin up to any; higher goes first.
+        qos: a row of the site's, which adds to the priority and limits.
+        dependency: as submitted, "" for none.
+        array_id: the array's id, which is its first task's; 0: no array.
+        array_task: the task's number; -1: no array.
+        array_limit: tasks of the array that may run at once; 0: all.
+        requeue: whether a lost or preempted job may start again.
+        requeues: how often it was put back into the queue.
+        top_us: when `fctl top` put it before the team's others; 0: never.
+        estimated_us: when it was first expected to start; 0: nobody could tell.
+        format: of the results, jsonl or parquet.
+        queued_tokens: what its lines were estimated to take.
     """
 
     job_id: int
@@ -210,6 +255,32 @@ class BatchJob:
     error_path: str = ""
     source: str = ""
     input_sha256: str = ""
+    door: Door = Door.FBATCH
+    used: Used = dataclasses.field(default_factory=Used)
+    input_file: str = ""
+    window: str = ""
+    metadata: str = "{}"
+    finalizing_us: int = 0
+    output_keep_s: int = 0
+    stored_bytes: int = 0
+    purged_us: int = 0
+    priority: int = 0
+    qos: str = ""
+    dependency: str = ""
+    array_id: int = 0
+    array_task: int = -1
+    array_limit: int = 0
+    requeue: bool = True
+    requeues: int = 0
+    top_us: int = 0
+    estimated_us: int = 0
+    format: str = "jsonl"
+    queued_tokens: int = 0
+
+    @property
+    def shown_id(self) -> str:
+        """Return the id as Slurm shows it: 12, or 12_3 for a task of an array."""
+        return f"{self.array_id}_{self.array_task}" if self.array_id else str(self.job_id)
 
     @property
     def output_file(self) -> str:
@@ -222,18 +293,27 @@ class BatchJob:
         return self._fill(self.error_path)
 
     def _fill(self, pattern: str) -> str:
-        return patterns.expand(pattern, job_id=self.job_id, name=self.name, user=self.user)
+        return patterns.expand(
+            pattern,
+            job_id=self.job_id,
+            array_id=self.array_id or None,
+            name=self.name,
+            user=self.user,
+            task_id=self.array_task if self.array_id else None,
+        )
 
     def public(self, now_us: int) -> dict[str, Any]:
         """Return the job as the API and ``fqueue --json`` show it; stable."""
         shown = dataclasses.asdict(self)
-        for private in ("uid", "gid", "umask"):
+        for private in ("uid", "gid", "umask", "metadata"):
             del shown[private]
         lines = shown.pop("counts")
         end_us = self.ended_us if self.state.final else now_us
         waiting = waiting_reason(self, now_us) if self.state is State.PENDING else None
         return {
             **shown,
+            "shown_id": self.shown_id,
+            "door": str(self.door),
             "state": str(self.state),
             "order": str(self.order),
             "reason": str(waiting or self.reason),

@@ -19,12 +19,21 @@ def check(pattern: str, *, array: bool = False) -> None:
     expand(pattern, job_id=1, name="x", user="x", task_id=0 if array else None)
 
 
-def expand(pattern: str, *, job_id: int, name: str, user: str, task_id: int | None = None) -> str:
+def expand(
+    pattern: str,
+    *,
+    job_id: int,
+    name: str,
+    user: str,
+    task_id: int | None = None,
+    array_id: int | None = None,
+) -> str:
     """Fill in a pattern.
 
     Args:
         pattern: the file name; ``%5j`` pads with zeros to five places, as sbatch does.
-        job_id: for %j, and %A (an array's own id).
+        job_id: for %j.
+        array_id: for %A; None: no array, whose own id is the job's.
         name: for %x; a slash in it becomes an underscore, so that it stays one path component.
         user: for %u.
         task_id: for %a, in an array.
@@ -38,7 +47,8 @@ def expand(pattern: str, *, job_id: int, name: str, user: str, task_id: int | No
         if letter == "%" and not width:
             return "%"
         if letter in {"j", "A"}:
-            return str(job_id).zfill(int(width or 0))
+            number = job_id if letter == "j" or array_id is None else array_id
+            return str(number).zfill(int(width or 0))
         if letter == "a":
             if task_id is None:
                 raise PatternError(f"%a in {pattern!r} has no meaning without --array: take %j")

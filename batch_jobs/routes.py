@@ -10,7 +10,7 @@ import os
 import pwd
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import fastapi
 import fastapi.responses
@@ -19,7 +19,7 @@ import pydantic
 import sqlalchemy.exc
 import starlette.requests
 
-from batch_jobs import intake, lines, model, patterns, results, settings
+from batch_jobs import files, intake, lines, model, patterns, results, settings
 from batch_jobs import store as stores
 from scheduler.contracts import clock as clocks
 from scheduler.contracts import errors, requests, times
@@ -59,10 +59,11 @@ class Submission(pydantic.BaseModel):
         return value
 
 
-class _Route(fastapi.routing.APIRoute):
+class Route(fastapi.routing.APIRoute):
     """Answers our errors in OpenAI's shape, whatever app the router is mounted in."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, fastapi.Response]]:
+        """Wrap the handler."""
         handler = super().get_route_handler()
 
         async def answer(request: Request) -> fastapi.Response:
@@ -93,7 +94,7 @@ def router(
         clock: time.
     """
     api = _Api(store, state_dir, options, clock)
-    found = fastapi.APIRouter(prefix=PREFIX, route_class=_Route)
+    found = fastapi.APIRouter(prefix=PREFIX, route_class=Route)
     found.add_api_route("", api.submit, methods=["POST"])
     found.add_api_route("", api.list, methods=["GET"])
     found.add_api_route("/{job_id}", api.show, methods=["GET"])
@@ -117,13 +118,16 @@ class _Api:
         self._state_dir = state_dir
         self._options = options
         self._clock = clock
+        self._files = files.Files(store, state_dir, options.team_storage_bytes)
 
     async def submit(self, request: Request) -> dict[str, Any]:
         """Take a JSONL file as the body, check every line, make a job of it."""
-        caller = _caller(request)
+        caller = caller_of(request)
         wish = _submission(request)
-        job = _draft(wish, caller, self._clock.wall_us())
+        job = draft(wish, caller, self._clock.wall_us())
         rules = lines.Rules(model=wish.model, endpoint=wish.endpoint, models=caller.models)
+        length = request.headers.get("content-length", "")
+        await asyncio.to_thread(self._files.check, job.team, int(length) if length.isdigit() else 0)
         taken = await asyncio.to_thread(
             intake.Intake, self._state_dir, rules, self._options.max_line_bytes
         )
@@ -131,10 +135,11 @@ class _Api:
             async for chunk in request.stream():
                 await asyncio.to_thread(taken.feed, chunk)
             report = await asyncio.to_thread(taken.finish)
+            await asyncio.to_thread(self._files.check, job.team, report.bytes)
             if wish.test_only:
                 return {"job_id": None, **report.public()}
             _refuse(report, wish)
-            job = _filled(job, report, self._clock.wall_us())
+            job = filled(job, report, self._clock.wall_us())
             job = await asyncio.to_thread(self._store.add, job, taken.place)
         except starlette.requests.ClientDisconnect as gone:
             raise errors.Cancelled("the upload was broken off") from gone
@@ -149,7 +154,7 @@ class _Api:
 
     async def list(self, request: Request) -> dict[str, Any]:
         """List the caller's jobs; a coordinator sees the team's, an admin all."""
-        caller = _caller(request)
+        caller = caller_of(request)
         wanted = _filter(request, caller)
         if not caller.admin:
             if wanted.teams and caller.team not in wanted.teams:
@@ -182,13 +187,13 @@ class _Api:
     async def hold(self, request: Request, job_id: str) -> dict[str, Any]:
         """Hold a pending job."""
         job = await self._job(request, job_id)
-        by = "admin" if _caller(request).admin and _caller(request).user != job.user else "user"
+        by = "admin" if caller_of(request).admin and caller_of(request).user != job.user else "user"
         return await self._hold(job, by)
 
     async def release(self, request: Request, job_id: str) -> dict[str, Any]:
         """Release a held job; what an admin holds, an admin releases."""
         job = await self._job(request, job_id)
-        if job.held == "admin" and not _caller(request).admin:
+        if job.held == "admin" and not caller_of(request).admin:
             raise errors.Forbidden(f"job {job.job_id} is held by an admin: ask one to release it")
         return await self._hold(job, "")
 
@@ -215,25 +220,41 @@ class _Api:
         return fastapi.responses.FileResponse(path, media_type="application/jsonl", filename=name)
 
     async def _job(self, request: Request, job_id: str) -> model.BatchJob:
-        caller = _caller(request)
+        caller = caller_of(request)
         number, _, task = job_id.partition("_")
         try:
             job = await asyncio.to_thread(self._store.get, _number(number))
         except ValueError as error:
             raise errors.BadRequest(str(error)) from None
-        if job is None or not _visible(job, caller):
+        if job is None or not visible(job, caller):
             raise errors.NotFound(f"there is no job {number}, or it is not yours")
         if task:
             raise errors.NotFound(f"job {number} is no array: it has no task {task[:40]}")
         return job
 
 
-def _caller(request: Request) -> requests.Caller:
+def caller_of(request: Request) -> requests.Caller:
+    """Return who asks, as the gateway's authentication found."""
     return cast("requests.Caller", request.state.caller)
 
 
-def _visible(job: model.BatchJob, caller: requests.Caller) -> bool:
-    same = job.team == caller.team and (caller.coordinator or job.user == caller.user)
+class Owned(Protocol):
+    """Something that belongs to a user of a team."""
+
+    @property
+    def team(self) -> str:
+        """Who pays."""
+        ...
+
+    @property
+    def user(self) -> str:
+        """Whose it is."""
+        ...
+
+
+def visible(owned: Owned, caller: requests.Caller) -> bool:
+    """Whether a caller may know of it: their own, their team's as a coordinator, all as an admin."""
+    same = owned.team == caller.team and (caller.coordinator or owned.user == caller.user)
     return caller.admin or same
 
 
@@ -246,7 +267,7 @@ def _submission(request: Request) -> Submission:
         raise errors.BadRequest(f"{where}: {first['msg']}", param=where) from None
 
 
-def _draft(wish: Submission, caller: requests.Caller, now_us: int) -> model.BatchJob:
+def draft(wish: Submission, caller: requests.Caller, now_us: int) -> model.BatchJob:
     """Check everything but the lines and return the job without them."""
     if requests.Tier.BATCH not in caller.tiers and not caller.admin:
         raise errors.Forbidden("your credential may not name tier batch: ask an admin for it")
@@ -332,13 +353,15 @@ def _refuse(report: intake.Report, wish: Submission) -> None:
         )
 
 
-def _filled(job: model.BatchJob, report: intake.Report, now_us: int) -> model.BatchJob:
+def filled(job: model.BatchJob, report: intake.Report, now_us: int) -> model.BatchJob:
+    """Return the job with what validation found."""
     return dataclasses.replace(
         job,
         counts=model.Counts(total=report.total, failed=report.bad),
         last_line=report.last_line,
         input_sha256=report.sha256,
         submitted_us=now_us,
+        stored_bytes=report.bytes,
     )
 
 

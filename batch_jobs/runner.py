@@ -42,6 +42,7 @@ class JobRun:
         self.over = asyncio.Event()  # set when no line may run any more, or none is left
         self.ending: model.Ending | None = None
         self.stalled = ""  # why results can't be written now, or ""
+        self.used = model.Used()  # by answers that the journal has on disk
         self.blocked = False  # the newest answer was that there is no room
         self._options = options
         self._writer = writer
@@ -50,7 +51,7 @@ class JobRun:
         self._exhausted = False
         self._reading = False
         self._dirty = asyncio.Event()
-        self._durable = self.counts()
+        self._durable, self.used = self.counts(), self._used()
         if self._lines.sealed:
             self.end(model.Ending(self._lines.sealed))
 
@@ -75,6 +76,9 @@ class JobRun:
             preempted=found.preempted,
             retried=found.retried,
         )
+
+    def _used(self) -> model.Used:
+        return model.Used(*self._lines.used)
 
     def end(self, ending: model.Ending) -> None:
         """Let no further line run; the first ending stands."""
@@ -164,6 +168,8 @@ class JobRun:
         number = work.line.number
         self.blocked = verdict is verdicts.Verdict.WAIT
         if verdict is verdicts.Verdict.OK:
+            if used := verdicts.used(judged.body):
+                self._record(journal.Kind.USED, number, journal.used(*used))
             data = results.answered(
                 self.job.job_id, work.line, answer.request_id, judged.body or {}
             )
@@ -239,7 +245,7 @@ class JobRun:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            counts, due = self.counts(), self._writer.due()
+            counts, used, due = self.counts(), self._used(), self._writer.due()
             try:
                 await asyncio.to_thread(self._writer.commit)
                 if due is not None:
@@ -251,7 +257,7 @@ class JobRun:
                 self._dirty.set()
                 await clock.sleep(_COMMIT_RETRY_S)
                 continue
-            self._durable = counts
+            self._durable, self.used = counts, used
             if self.stalled:
                 self.stalled = ""
                 freed()
@@ -271,7 +277,7 @@ class JobRun:
             self._lines.add(entry)
             self._writer.append(entry)
         await asyncio.to_thread(self._writer.commit)
-        self._durable = self.counts()
+        self._durable, self.used = self.counts(), self._used()
 
     async def close(self) -> None:
         """Stop what runs, commit, let go of the journal."""

@@ -63,6 +63,19 @@ class BatchJobsSettings:
         unit="s",
         least=1,
     )
+    team_storage_bytes: int = setting(
+        0,
+        "What a team's uploads and batch jobs may take in the state folder together; 0: no limit.",
+        unit="bytes",
+        least=0,
+    )
+    keep_s: int = setting(
+        30 * 86_400,
+        "How long a job's files are kept after its end; results that were published to a user's own "
+        "folder stay there. 0: for ever.",
+        unit="s",
+        least=0,
+    )
     poll_s: float = setting(
         0.25,
         "How often the runner looks for new jobs, cancellations and limits; one short query each.",

@@ -20,6 +20,7 @@ from scheduler.runtime.registry import database
 
 _MIGRATION_LOCK = 0x464F5242  # any number that is only ours, for pg_advisory_xact_lock
 _COUNTS = tuple(field.name for field in dataclasses.fields(model.Counts))
+_USED = tuple(field.name for field in dataclasses.fields(model.Used))
 
 
 class Stale(Exception):
@@ -35,6 +36,8 @@ class Filter:
     users: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     states: tuple[model.State, ...] = ()
+    kept: bool = False  # only those whose files are there
+    before: int = 0  # only ids below; 0: any
 
 
 class Store:
@@ -44,12 +47,14 @@ class Store:
         self._database = registry
 
     @contextlib.contextmanager
-    def _read(self) -> Iterator[sa.Connection]:
+    def reading(self) -> Iterator[sa.Connection]:
+        """Open a transaction that reads."""
         with self._database.read() as session:
             yield session.connection()
 
     @contextlib.contextmanager
-    def _write(self) -> Iterator[sa.Connection]:
+    def writing(self) -> Iterator[sa.Connection]:
+        """Open a transaction that writes, and commits at the end."""
         with self._database.write() as session:
             yield session.connection()
 
@@ -57,7 +62,7 @@ class Store:
         """Bring the table up to date; processes that start together take turns."""
         config = alembic.config.Config()
         config.set_main_option("script_location", "batch_jobs:migrations")
-        with self._write() as connection:
+        with self.writing() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
             config.attributes["connection"] = connection
@@ -77,7 +82,7 @@ class Store:
         """
         row = _row(job)
         del row["job_id"]
-        with self._write() as connection:
+        with self.writing() as connection:
             result = connection.execute(sa.insert(JOBS).values(row))
             key = result.inserted_primary_key
             if key is None:
@@ -88,7 +93,7 @@ class Store:
 
     def get(self, job_id: int) -> model.BatchJob | None:
         """Return a job, or None."""
-        with self._read() as connection:
+        with self.reading() as connection:
             row = (
                 connection.execute(sa.select(JOBS).where(JOBS.c.job_id == job_id))
                 .mappings()
@@ -96,10 +101,16 @@ class Store:
             )
         return None if row is None else _job(row)
 
-    def list(self, wanted: Filter | None = None, limit: int = 0) -> list[model.BatchJob]:
+    def list(
+        self, wanted: Filter | None = None, limit: int = 0, *, newest: bool = False
+    ) -> list[model.BatchJob]:
         """Return jobs by id, those that all fields of ``wanted`` allow; ``limit`` 0: no limit."""
         wanted = wanted or Filter()
-        query = sa.select(JOBS).order_by(JOBS.c.job_id)
+        query = sa.select(JOBS).order_by(JOBS.c.job_id.desc() if newest else JOBS.c.job_id)
+        if wanted.kept:
+            query = query.where(JOBS.c.purged_us == 0)
+        if wanted.before:
+            query = query.where(JOBS.c.job_id < wanted.before)
         for column, values in (
             (JOBS.c.job_id, wanted.ids),
             (JOBS.c.team, wanted.teams),
@@ -111,7 +122,7 @@ class Store:
                 query = query.where(column.in_(values))
         if limit:
             query = query.limit(limit)
-        with self._read() as connection:
+        with self.reading() as connection:
             return [_job(row) for row in connection.execute(query).mappings()]
 
     def active(self) -> Sequence[model.BatchJob]:
@@ -128,30 +139,51 @@ class Store:
         state = model.after(job.state, event)
         moved = dataclasses.replace(job, state=state, **changes)
         values = {**_row(moved)}
-        kept = {"state", *changes, *(_COUNTS if "counts" in changes else ())}
+        kept = {
+            "state",
+            *changes,
+            *(_COUNTS if "counts" in changes else ()),
+            *(_USED if "used" in changes else ()),
+        }
         values = {name: value for name, value in values.items() if name in kept}
         query = (
             sa.update(JOBS)
             .where(JOBS.c.job_id == job.job_id, JOBS.c.state == str(job.state))
             .values(values)
         )
-        with self._write() as connection:
+        with self.writing() as connection:
             if connection.execute(query).rowcount != 1:
                 raise Stale(f"job {job.job_id} is not {job.state} any more")
         return moved
 
     def tell(
-        self, job_id: int, *, counts: model.Counts | None = None, reason: str | None = None
+        self,
+        job_id: int,
+        *,
+        counts: model.Counts | None = None,
+        reason: str | None = None,
+        used: model.Used | None = None,
     ) -> None:
         """Set counts or reason of an active job; one that has ended keeps what it has."""
         values: dict[str, Any] = {} if counts is None else dataclasses.asdict(counts)
+        if used is not None:
+            values.update(dataclasses.asdict(used))
         if reason is not None:
             values["reason"] = str(reason)
-        with self._write() as connection:
+        with self.writing() as connection:
             connection.execute(
                 sa.update(JOBS)
                 .where(JOBS.c.job_id == job_id, JOBS.c.state.in_([str(s) for s in model.ACTIVE]))
                 .values(values)
+            )
+
+    def purged(self, job_id: int, now_us: int) -> None:
+        """Note that a job's files are gone."""
+        with self.writing() as connection:
+            connection.execute(
+                sa.update(JOBS)
+                .where(JOBS.c.job_id == job_id)
+                .values(purged_us=now_us, stored_bytes=0)
             )
 
     def cancel(self, job_id: int, now_us: int) -> bool:
@@ -163,7 +195,7 @@ class Store:
         return self._ask(job_id, {"held": by}, JOBS.c.state == str(model.State.PENDING))
 
     def _ask(self, job_id: int, values: dict[str, Any], only: sa.ColumnElement[bool]) -> bool:
-        with self._write() as connection:
+        with self.writing() as connection:
             state = connection.scalar(sa.select(JOBS.c.state).where(JOBS.c.job_id == job_id))
             if state is None or model.State(state).final:
                 return False
@@ -176,15 +208,19 @@ class Store:
 def _row(job: model.BatchJob) -> dict[str, Any]:
     row = dataclasses.asdict(job)
     row.update(row.pop("counts"))
+    row.update(row.pop("used"))
+    row["door"] = str(job.door)
     return {**row, "state": str(job.state), "order": str(job.order), "reason": str(job.reason)}
 
 
 def _job(row: sa.RowMapping) -> model.BatchJob:
     fields = dict(row)
     counts = model.Counts(**{name: fields.pop(name) for name in _COUNTS})
+    used = model.Used(**{name: fields.pop(name) for name in _USED})
+    fields["door"] = model.Door(fields["door"])
     fields["state"] = model.State(fields["state"])
     fields["order"] = model.Order(fields["order"])
-    return model.BatchJob(**fields, counts=counts)
+    return model.BatchJob(**fields, counts=counts, used=used)
 
 
 def open_store(url: str) -> Store:

@@ -1,4 +1,4 @@
-"""The registry's table of batch jobs, by SQLAlchemy's names; migrations/ makes it."""
+"""The registry's tables of batch jobs and files, by SQLAlchemy's names; migrations/ makes it."""
 
 import sqlalchemy as sa
 
@@ -39,7 +39,45 @@ JOBS = sa.Table(
     sa.Column("error_path", sa.Text, nullable=False),
     sa.Column("source", sa.Text, nullable=False),
     sa.Column("input_sha256", sa.String(64), nullable=False),
+    sa.Column("door", sa.String(16), nullable=False, server_default="fbatch"),
+    sa.Column("prompt_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("cached_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("output_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("input_file", sa.String(64), nullable=False, server_default=""),
+    sa.Column("window", sa.String(16), nullable=False, server_default=""),
+    sa.Column("metadata", sa.Text, nullable=False, server_default="{}"),
+    sa.Column("finalizing_us", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("output_keep_s", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("stored_bytes", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("purged_us", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("qos", sa.String(64), nullable=False, server_default=""),
+    sa.Column("dependency", sa.Text, nullable=False, server_default=""),
+    sa.Column("array_id", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("array_task", sa.Integer, nullable=False, server_default="-1"),
+    sa.Column("array_limit", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("requeue", sa.Boolean, nullable=False, server_default=sa.true()),
+    sa.Column("requeues", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("top_us", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("estimated_us", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("format", sa.String(16), nullable=False, server_default="jsonl"),
+    sa.Column("queued_tokens", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("batch_jobs_state", "state"),
     sa.Index("batch_jobs_team_user", "team", "user"),
+    sa.Index("batch_jobs_array", "array_id"),
     sqlite_autoincrement=True,  # an id is never used twice, also after its job was removed
+)
+
+FILES = sa.Table(
+    "batch_files",
+    METADATA,
+    sa.Column("file_id", sa.String(64), primary_key=True),
+    sa.Column("team", sa.String(256), nullable=False),
+    sa.Column("user", sa.String(256), nullable=False),
+    sa.Column("purpose", sa.String(32), nullable=False),
+    sa.Column("name", sa.String(512), nullable=False),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("created_us", sa.BigInteger, nullable=False),
+    sa.Column("expires_us", sa.BigInteger, nullable=False),
+    sa.Index("batch_files_team", "team", "user"),
 )

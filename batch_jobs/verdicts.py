@@ -150,3 +150,23 @@ def backoff_s(
     full = min(most_s, first_s * 2.0 ** min(attempt - 1, 30))
     spread = zlib.crc32(f"{key}.{attempt}".encode()) / 0xFFFFFFFF
     return max(full * (0.5 + 0.5 * spread), min(asked_s, most_s))
+
+
+def used(body: dict[str, Any] | None) -> tuple[int, int, int] | None:
+    """Return the prompt tokens, cached ones among them and output tokens of an answer that counts any."""
+    said = (body or {}).get("usage")
+    if not isinstance(said, dict):
+        return None
+    prompt = _whole(said, "prompt_tokens", "input_tokens")
+    output = _whole(said, "completion_tokens", "output_tokens")
+    details = said.get("prompt_tokens_details") or said.get("input_tokens_details")
+    cached = _whole(details, "cached_tokens") if isinstance(details, dict) else 0
+    return prompt, cached, output
+
+
+def _whole(said: dict[str, Any], *names: str) -> int:
+    for name in names:
+        value = said.get(name)
+        if type(value) is int and value >= 0:
+            return value
+    return 0

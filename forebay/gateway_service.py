@@ -15,6 +15,7 @@ import fastapi
 from accounting import billing_routes
 from accounting import routes as accounting_routes
 from accounting import settings as accounting_settings
+from batch_jobs import openai_api
 from batch_jobs import routes as batch_routes
 from batch_jobs import settings as batch_settings
 from batch_jobs import store as batch_store
@@ -221,13 +222,10 @@ class _Parts:
         """Return the routes of batch, accounting, administration and quotas."""
         here, registry, time = self._here, self._registry, self._time
         books = here.config.table(accounting_settings.Accounting)
+        batch = here.config.table(batch_settings.BatchJobsSettings)
         return (
-            batch_routes.router(
-                self._jobs,
-                state_dir=here.state,
-                options=here.config.table(batch_settings.BatchJobsSettings),
-                clock=time,
-            ),
+            batch_routes.router(self._jobs, state_dir=here.state, options=batch, clock=time),
+            openai_api.router(self._jobs, state_dir=here.state, options=batch, clock=time),
             accounting_routes.router(
                 here.state,
                 table=books,

@@ -12,6 +12,7 @@ LISTED = {
     (State.PENDING, Event.CANCEL): State.COMPLETING,
     (State.PENDING, Event.EXPIRE): State.COMPLETING,
     (State.PENDING, Event.FAIL): State.FAILED,
+    (State.RUNNING, Event.REQUEUE): State.PENDING,
     (State.RUNNING, Event.DRAINED): State.COMPLETING,
     (State.RUNNING, Event.CANCEL): State.COMPLETING,
     (State.RUNNING, Event.EXPIRE): State.COMPLETING,

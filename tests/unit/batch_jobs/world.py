@@ -143,10 +143,15 @@ class TellingStore(stores.Store):
         return moved
 
     def tell(
-        self, job_id: int, *, counts: model.Counts | None = None, reason: str | None = None
+        self,
+        job_id: int,
+        *,
+        counts: model.Counts | None = None,
+        reason: str | None = None,
+        used: model.Used | None = None,
     ) -> None:
         """Set counts or reason, and wake who waits."""
-        super().tell(job_id, counts=counts, reason=reason)
+        super().tell(job_id, counts=counts, reason=reason, used=used)
         with self._changed:
             self._changed.notify_all()
 
