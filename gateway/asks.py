@@ -35,6 +35,7 @@ class Asking(msgspec.Struct, frozen=True, array_like=True):
         endpoint: the route's path.
         all_tokens: of every prompt and input that came as ids: what quotas reserve.
         all_chars: of everything that may become prompt text: every prompt, calls of tools among messages.
+        avoid: replicas whose engines have failed on it.
     """
 
     request_id: str
@@ -57,6 +58,14 @@ class Asking(msgspec.Struct, frozen=True, array_like=True):
     endpoint: str = ""
     all_tokens: int = 0
     all_chars: int = 0
+    avoid: tuple[str, ...] = ()
+
+    def again(self, version: str | None, avoid: str | None) -> "Asking":
+        """Return it as it waits again: for the ``version`` of its answer, elsewhere than at ``avoid``."""
+        if version is None and avoid is None:
+            return self
+        avoided = self.avoid if avoid is None else (*self.avoid, avoid)
+        return msgspec.structs.replace(self, version=version or self.version, avoid=avoided)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -320,7 +320,7 @@ def _closing(record: recording.Attempt, job: Job) -> Iterator[None]:
     try:
         yield
     except replica.Full:
-        outcome, reason = usage.Outcome.REFUSED, "replica_full"
+        record.refused()
         raise
     except replica.Lost as lost:
         outcome, reason, counted = usage.Outcome.REPLICA_LOST, lost.reason, lost.counted

@@ -11,8 +11,6 @@ import dataclasses
 import random
 from collections.abc import Callable, Hashable
 
-import msgspec
-
 from gateway import (
     asks,
     dependencies,
@@ -205,13 +203,14 @@ class LocalRoom:
             raise errors.Internal("woken without a replica; please report this")
         return settled
 
-    def again(self, waiter: waiting.Waiter, version: str | None = None) -> None:
+    def again(
+        self, waiter: waiting.Waiter, version: str | None = None, avoid: str | None = None
+    ) -> None:
         """Let a request that had its turn wait again, at its old place; see `waiting.Rooms.again`."""
         mine = _mine(waiter)
         mine.dispatched = False
         now, until = self.now, mine.ticket.deadline
-        if version is not None:
-            mine.asking = msgspec.structs.replace(mine.asking, version=version)
+        mine.asking = mine.asking.again(version, avoid)
         if mine.asking.deadline_us is None and until is not None:
             # The limit is one of waiting: the time that it ran on a replica does not count. (A refusal
             # takes no time, and must not cost it its place among those of the same limit.)

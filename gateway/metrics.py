@@ -29,6 +29,7 @@ class Served:
         output_tokens: tokens of answers that ended.
         waste_tokens: tokens that the platform computed again, or for nobody.
         resumed: answers that went on at another replica after theirs was lost.
+        no_seat: dispatches that found no seat at their replica; the requests wait on.
         dispatched: `Metrics.queue_wait` of the waits that ended so.
         whole: `Metrics.ended` of the requests that ended ok.
     """
@@ -40,6 +41,7 @@ class Served:
     output_tokens: prometheus_client.Counter
     waste_tokens: prometheus_client.Counter
     resumed: prometheus_client.Counter
+    no_seat: prometheus_client.Counter
     dispatched: prometheus_client.Histogram
     whole: prometheus_client.Counter
 
@@ -109,6 +111,11 @@ class Metrics:
         self._resumed = counter(
             "forebay_streams_resumed", "Answers that went on at another replica.", labels
         )
+        self._no_seat = counter(
+            "forebay_seat_refusals",
+            "Dispatches that found no seat at their replica; the requests wait on.",
+            labels,
+        )
         self._served: dict[tuple[str, str], Served] = {}
 
     def served(self, model: str, tier: str) -> Served:
@@ -123,6 +130,7 @@ class Metrics:
                 output_tokens=self._output.labels(model, tier),
                 waste_tokens=self._waste.labels(model, tier),
                 resumed=self._resumed.labels(model, tier),
+                no_seat=self._no_seat.labels(model, tier),
                 dispatched=self.queue_wait.labels(model, tier, DISPATCHED),
                 whole=self.ended.labels(model, tier, OK),
             )

@@ -16,7 +16,8 @@ Beside OpenAI's fields: `forebay_priority` (tier: interactive, standard, batch),
 `X-Forebay-Priority`, `X-Forebay-Deadline-Ms`, `X-Forebay-Cache-Hint`, `X-Forebay-Version`.
 A token that can't occur has `null` for a log probability, and an input without a finite vector has
 `null` for an embedding beside its own `error`. An adapter is named as `model:adapter`. The answer's
-`x-forebay-request-id` is Forebay's own id.
+`x-request-id` (and `x-forebay-request-id`) is Forebay's own id; `x-ratelimit-*` tell what is left of
+the minute's quotas, where there are any.
 """
 _SUMMARIES = {
     requests.Endpoint.CHAT: "Answer a chat, streamed or whole.",

@@ -10,6 +10,7 @@ from gateway import asks, settings
 from scheduler.contracts import fleet, ids, quota, requests
 from scheduler.core import load, reserving, router, routing
 
+_TIMES = 32  # from there on any pause is the longest
 SUSPECT_S = 1.0  # a replica that cut a stream is not asked again for so long
 
 
@@ -31,6 +32,7 @@ class Placer:
         self.loads = loads
         self._draw = draw
         self._full_backoff_s = options.full_backoff_s
+        self._full_most_s = options.full_backoff_most_s
         self._router = router.Router(
             loads,
             options.routing_policy(),
@@ -38,6 +40,7 @@ class Placer:
             options.prefix_index_pairs,
         )
         self._full: dict[tuple[ids.ReplicaId, bool], float] = {}
+        self._refused: dict[tuple[ids.ReplicaId, bool], int] = {}  # times since it served one
         self._suspects: dict[ids.ReplicaId, tuple[int, float]] = {}
         self._moments: dict[bool, router.Moment] = {}
         self._kept: dict[str, reserving.Kept] = {}
@@ -46,6 +49,9 @@ class Placer:
     def observe(self, view: fleet.FleetView, now: float) -> None:
         """Take in a view that came at ``now``."""
         self._router.observe(view.replicas, now)
+        if self._refused:
+            names = {replica.replica_id for replica in view.replicas}
+            self._refused = {mark: n for mark, n in self._refused.items() if mark[0] in names}
 
     def prepare(self, now: float) -> None:
         """Get ready for placing some requests at ``now``."""
@@ -84,7 +90,18 @@ class Placer:
             return None
         if self._beside and not first:
             moment = self._beside.get((asking.model, batch), moment)
+        if asking.avoid and (avoided := self._avoided(asking, needs)):
+            moment = dataclasses.replace(moment, full=moment.full | avoided)
         return self._router.place(_ask(asking, needs, left), moment, self._draw())
+
+    def _avoided(self, asking: asks.Asking, needs: asks.Needs) -> frozenset[ids.ReplicaId]:
+        """Return the replicas that a request is kept from, if there is any other."""
+        batch = asking.tier is requests.Tier.BATCH
+        group = self._router.fleet.group(asking.model, needs.version, needs.adapter, batch=batch)
+        avoided = frozenset(map(ids.ReplicaId, asking.avoid))
+        if group is None or group.named.keys() <= avoided:
+            return frozenset()
+        return avoided
 
     def keep(self, model: str, kept: reserving.Kept | None) -> None:
         """Send nobody to a kept replica from the next `prepare` on but whom it is kept for."""
@@ -116,7 +133,9 @@ class Placer:
         return self._router.adopt(_ask(asking, needs), replica_id)
 
     def returned(self, placed: router.Placed, spent: quota.Spent) -> None:
-        """Learn from a request's counts what its replica's prefix cache held."""
+        """Learn from a request's counts what its replica's prefix cache held, and that it had room."""
+        guard = placed.guard
+        self._refused.pop((guard.replica_id, guard.tier is requests.Tier.BATCH), None)
         prompt = spent.uncached_prompt_tokens + spent.cached_prompt_tokens
         self._router.returned(
             placed, prompt_tokens=prompt, cached_tokens=spent.cached_prompt_tokens
@@ -124,7 +143,11 @@ class Placer:
 
     def full(self, replica_id: ids.ReplicaId, tier: requests.Tier, now: float) -> None:
         """Note that a replica had no seat for this tier."""
-        self._full[replica_id, tier is requests.Tier.BATCH] = now + self._full_backoff_s
+        mark = replica_id, tier is requests.Tier.BATCH
+        times = self._refused[mark] = min(self._refused.get(mark, 0) + 1, _TIMES)
+        pause_s = min(self._full_most_s, self._full_backoff_s * 2.0 ** (times - 1))
+        # Of half to the whole, so that several owners don't come back at the same moment.
+        self._full[mark] = now + pause_s * (1 + self._draw()) / 2
 
     def suspect(self, replica_id: ids.ReplicaId, incarnation: int, now: float) -> None:
         """Note that a replica broke off an answer, or could not be reached."""

@@ -120,6 +120,12 @@ class Attempt:
         self._recorder.count(self.identity, spent, waste)
         self._recorder.append(row)
 
+    def refused(self) -> None:
+        """Note that the replica had no seat: nothing was done, and the attempt is made elsewhere or later."""
+        self.closed = True
+        served = self._recorder.numbers.served(self.identity.model, self.identity.tier)
+        served.no_seat.inc()
+
     def _counts(self, counted: frames.End | frames.Error | None) -> tuple[int, int, int, int]:
         """Return its prompt tokens, cached ones among them, new output, and output lost on the way."""
         known = self._sent.tokens - self._start
@@ -146,7 +152,7 @@ class Recorder:
         cluster: str,
         numbers: metrics.Metrics,
     ) -> None:
-        self._numbers = numbers
+        self.numbers = numbers
         self._sink = sink
         self._cluster = cluster
         self._unsynced = False
@@ -158,7 +164,7 @@ class Recorder:
 
     def count(self, identity: usage.Identity, spent: quota.Spent, waste: int) -> None:
         """Tell Prometheus what an attempt has computed."""
-        served = self._numbers.served(identity.model, identity.tier)
+        served = self.numbers.served(identity.model, identity.tier)
         if spent.tokens:
             served.prompt_tokens.inc(spent.uncached_prompt_tokens + spent.cached_prompt_tokens)
             served.hit_tokens.inc(spent.cached_prompt_tokens)

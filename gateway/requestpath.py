@@ -7,7 +7,6 @@ goes on elsewhere from the token ids that were sent. Where that can't be, the cl
 import asyncio
 import contextlib
 import dataclasses
-import itertools
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -221,7 +220,8 @@ class RequestPath:
         losses = emitted.Losses(self._settings.replica_attempts, batch=batch)
         begun, resumed = trip.begun, False
         failed: list[fleet.Replica] = []  # on this request, and alive: others may fail on it too
-        for number in itertools.count(1):
+        number = 1
+        while True:
             grant = await self._turn(request, waiter, number)
             if grant.limits:
                 trip.outlet.quotas(grant.limits)
@@ -238,6 +238,7 @@ class RequestPath:
                 span=live.span,
             )
             renewed: str | None = None
+            avoid: str | None = None
             try:
                 end = await self._dispatcher.run(job, grant)
                 for each in failed:
@@ -246,9 +247,12 @@ class RequestPath:
                 return end
             except replica.Full:
                 self._room.full(grant.replica, request.tier)
+                self._room.again(waiter)
+                continue  # the same attempt: it has not begun
             except replica.Lost as lost:
                 if lost.kind is errors.EngineFailed:
                     failed.append(grant.replica)
+                    avoid = grant.replica.replica_id
                 else:  # gone, or leaving: until the view says so, nobody else is sent there
                     self._room.suspect(grant.replica)
                 _log.warning(
@@ -264,8 +268,8 @@ class RequestPath:
                     begun, resumed = trip.begun, False
                     sent.clear(trip.begun)
                     trip.outlet.restart()
-            self._room.again(waiter, renewed)
-        raise errors.Internal("unreachable: attempts are counted without end")
+            number += 1
+            self._room.again(waiter, renewed, avoid)
 
     async def _turn(
         self, request: requests.InferenceRequest, waiter: waiting.Waiter, number: int

@@ -12,7 +12,8 @@ wins. Both are stripped before the engine sees the request:
 
 OpenAI's own `prompt_cache_key` is taken as the cache hint where there is no other.
 
-X-Request-Id is kept beside Forebay's own id, which every answer carries as x-forebay-request-id and x-request-id.
+X-Request-Id is kept beside Forebay's own id, which every answer carries as x-forebay-request-id and as
+x-request-id.
 X-Forebay-Batch-Job, -Custom-Id, -Team and -User are believed from Forebay's own batch runner alone.
 """
 

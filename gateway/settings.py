@@ -209,7 +209,14 @@ class GatewaySettings:
         least=1,
     )
     full_backoff_s: float = setting(
-        0.05, "A replica that said full is not asked again for so long.", unit="s", least=0
+        0.05,
+        "A replica that said full is not asked again for so long, and for twice as long each further time "
+        "until it has served one.",
+        unit="s",
+        least=0,
+    )
+    full_backoff_most_s: float = setting(
+        2.0, "The longest of these pauses; a seat that is given back ends each.", unit="s", least=0
     )
     prefill_steps: float = setting(
         2.0,

@@ -201,11 +201,11 @@ class Turns:
         if asking.tier is not requests.Tier.BATCH and model.crowd.crowds(asking.team, now):
             left = self._options.team_holdback
         shape = waiter.ticket.shape
-        like = (asking.tier, shape, left)
+        like = (asking.tier, shape, left, asking.avoid)
         placed = None if like in tried else self._placer.place(asking, needs, left)
         if placed is None:
             tried.add(like)
-            if left:
+            if left or asking.avoid:
                 return admission.Pass.TEAM
             model.reserving.missed((asking.tier, shape))
             return None

@@ -87,12 +87,13 @@ class Room(Protocol):
         """
         ...
 
-    def again(self, waiter: Waiter, version: str | None = None) -> None:
+    def again(self, waiter: Waiter, version: str | None = None, avoid: str | None = None) -> None:
         """Let a request that had its turn wait again, at its old place.
 
         Args:
             waiter: whose.
             version: of the answer that it has begun: it must stay, and waiting has a new limit.
+            avoid: a replica whose engine failed on it; it goes there only if there is no other.
         """
         ...
 

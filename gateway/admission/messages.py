@@ -54,6 +54,7 @@ class Again(msgspec.Struct, array_like=True, tag=3):
 
     request_id: str
     version: str | None = None
+    avoid: str | None = None
 
 
 class Close(msgspec.Struct, array_like=True, tag=4):

@@ -169,7 +169,7 @@ class _Session:
     def _again(self, word: messages.Again) -> None:
         waiter = self._waiters.get(word.request_id)
         if waiter is not None:
-            self._room.again(waiter, word.version)
+            self._room.again(waiter, word.version, word.avoid)
 
     def _prefilled(self, word: messages.Prefilled) -> None:
         waiter = self._waiters.get(word.request_id)

@@ -11,8 +11,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-import msgspec
-
 from gateway import asks, dependencies, refusals, standing
 from gateway.admission import link, messages
 from gateway.waiting import Grant, Waiter
@@ -202,14 +200,13 @@ class RemoteRoom:
             raise errors.Internal("woken without a replica; please report this")
         return settled
 
-    def again(self, waiter: Waiter, version: str | None = None) -> None:
+    def again(self, waiter: Waiter, version: str | None = None, avoid: str | None = None) -> None:
         """Let a request that had its turn wait again, at its old place; see `waiting.Rooms.again`."""
         mine = _mine(waiter)
         mine.open, mine.queued = None, True
-        if version is not None:
-            mine.asking = msgspec.structs.replace(mine.asking, version=version)
+        mine.asking = mine.asking.again(version, avoid)
         if mine.known_to is self._link:
-            self._say(messages.Again(mine.asking.request_id, version))
+            self._say(messages.Again(mine.asking.request_id, version, avoid))
         else:
             self._ask(mine)  # this owner does not know it: nothing of it ran when it came
 

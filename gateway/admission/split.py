@@ -9,8 +9,6 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
 from gateway import asks, refusals, waiting
 from gateway.admission import ownership, remote
 from scheduler.contracts import errors, fleet, quota, requests
@@ -140,15 +138,16 @@ class SplitRoom:
             mine.turned = True
             return mine.grant
 
-    def again(self, waiter: waiting.Waiter, version: str | None = None) -> None:
+    def again(
+        self, waiter: waiting.Waiter, version: str | None = None, avoid: str | None = None
+    ) -> None:
         """Let a request that had its turn wait again, at its old place; see `waiting.Rooms.again`."""
         mine = self._mine(waiter)
         mine.grant = None
-        if version is not None:
-            mine.asking = msgspec.structs.replace(mine.asking, version=version)
+        mine.asking = mine.asking.again(version, avoid)
         room = self._room(mine.asking.model)
         if room is mine.room:
-            room.again(mine.inner, version)
+            room.again(mine.inner, version, avoid)
         else:
             self._move(mine, room)  # its model moved between its end there and now
 

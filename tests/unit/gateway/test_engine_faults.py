@@ -29,11 +29,10 @@ async def test_a_replica_that_fails_where_another_succeeds_is_suspect(
     first: harness.Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placing, "SUSPECT_S", 60.0)
-    many = two(first, harness.hello, replica_attempts=100)
-    async with many as (served, one, _), http(served) as session:
+    async with two(first, harness.hello) as (served, one, _), http(served) as session:
         assert (await session.post(CHAT, json=harness.chat_body())).status_code == 200
         asked = len(one.received)
-        assert asked
+        assert asked == 1  # what failed there goes elsewhere
         for _ in range(5):
             assert (await session.post(CHAT, json=harness.chat_body())).status_code == 200
         assert len(one.received) == asked
@@ -75,10 +74,41 @@ async def test_whatever_ends_an_entry_gives_back_what_it_took(
         raise kind("a fault of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr(made, "_place", lambda *_: None)
-        patch.setattr(made, "_pump", breaks)
+        patch.setattr(made._turns, "at_once", lambda *_: False)
+        patch.setattr(made._turns, "give", breaks)
         with pytest.raises(kind):
             made.enter(ask("a"))
     assert len(book.settled) == len(book.claims) == 1
     assert not any(made.waiting("chat").values())
     made.tick()  # nobody is woken who is not there
+
+
+async def test_what_failed_on_an_engine_waits_for_another_and_holds_up_nobody(
+    fake_clock: clock.FakeClock,
+) -> None:
+    """It goes back to the same replica only where there is no other."""
+    one, two_ = harness.make_replica("r1", seats=2), harness.make_replica("r2", seats=1)
+    made, source = room(fake_clock, one, two_)
+    sits = made.adopt(ask("sits"), two_, "1")
+    failed = made.enter(ask("failed"))
+    assert failed.open is not None
+    assert failed.open.replica.replica_id == "r1"
+    failed.open.close()
+    made.again(failed, avoid="r1")
+    other = made.enter(ask("other", team="other"))
+    assert failed.open is None  # r2 is busy, and r1 has failed on it
+    assert other.open is not None
+    assert other.open.replica.replica_id == "r1"
+    made.leave(sits)
+    made.tick()
+    assert failed.open is not None
+    assert failed.open.replica.replica_id == "r2"
+    failed.open.close()
+    source.set(harness.make_view([one], revision=2, max_context=65536))
+    made.tick()
+    made.again(failed, avoid="r1")
+    assert failed.open is not None
+    assert failed.open.replica.replica_id == "r1"  # there is no other
+    made.leave(failed)
+    made.leave(other)
+    assert made.loads.idle

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import tempfile
 from collections.abc import AsyncIterator
@@ -215,15 +216,37 @@ async def test_full_replica_is_asked_again_with_the_place_kept() -> None:
     async with harness.one_replica(full_twice) as (served, fake):
         async with http(served) as session:
             response = await session.post(CHAT, json=harness.chat_body())
+            numbers = (await session.get("/metrics")).text
         assert response.status_code == 200
-        rows = served.closed()
-        assert [row.outcome for row in rows] == [
-            usage.Outcome.REFUSED,
-            usage.Outcome.REFUSED,
-            usage.Outcome.OK,
-        ]
-        assert [row.output_tokens for row in rows] == [0, 0, 3]
-        assert [r.headers["x-request-id"][-2:] for r in fake.received] == [".1", ".2", ".3"]
+        (row,) = served.closed()  # an attempt that found no seat has not begun: it leaves no row
+        assert (row.outcome, row.output_tokens, row.identity.attempt) == (usage.Outcome.OK, 3, 1)
+        assert [r.headers["x-request-id"][-2:] for r in fake.received] == [".1", ".1", ".1"]
+        assert 'forebay_seat_refusals_total{model="chat",tier="interactive"} 2.0' in numbers
+
+
+async def test_a_line_that_finds_no_seat_for_long_asks_ever_more_rarely() -> None:
+    """A batch queue beside a full replica: pauses double, and the ledger holds one row, the client's end."""
+    now = asyncio.get_running_loop().time
+    asked: list[float] = []
+
+    async def full(received: harness.Received, out: harness.Out) -> None:
+        asked.append(now())
+        await out.json(429, {"error": {"code": "replica_full", "message": "full"}, "stats": {}})
+
+    options = {"full_backoff_s": 0.02, "full_backoff_most_s": 0.3}
+    async with harness.one_replica(full, **options) as (served, _):
+        async with http(served) as session:
+            body = harness.chat_body(forebay_priority="batch")
+            waiting = asyncio.create_task(session.post(CHAT, json=body))
+            await harness.until(lambda: len(asked) >= 7)
+            waiting.cancel()
+            (row,) = await served.rows(1)
+        await served.idle()
+    assert (row.outcome, row.identity.attempt) == (usage.Outcome.CLIENT_GONE, 1)
+    pauses = [after - before for before, after in itertools.pairwise(asked)]
+    # The n-th is 20 ms * 2^n at most, half of that at least; the room looks every 50 ms besides.
+    assert all(pause >= 0.01 * 2**n for n, pause in enumerate(pauses[:4]))
+    assert all(pause >= 0.15 for pause in pauses[4:])
 
 
 async def test_preempted_batch_is_503_and_the_platforms() -> None:
