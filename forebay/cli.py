@@ -40,10 +40,11 @@ def main(argv: list[str] | None = None) -> int:
         from forebay import sql
 
         return sql.main(words[1:])
-    if words[:1] == ["plan"]:
+    if words[:1] in (["plan"], ["simulate"]):
         from scheduler.sim import commands as sim_commands
 
-        return sim_commands.plan_main(words[1:], out=sys.stdout, err=sys.stderr)
+        body = sim_commands.plan_main if words[0] == "plan" else sim_commands.simulate_main
+        return body(words[1:], out=sys.stdout, err=sys.stderr)
     return command_line.run("forebay", lambda: _run(parser().parse_args(words)))
 
 
@@ -68,6 +69,7 @@ def parser() -> command_line.Parser:
     kinds.add_parser("devcluster", help="a real Slurm cluster in a folder: up, down, status")
     kinds.add_parser("completion", help="print the commands' completion for bash or zsh")
     kinds.add_parser("plan", help="size a fleet from its traffic, formulas printed")
+    kinds.add_parser("simulate", help="run a scenario in virtual time, policies side by side")
     kinds.add_parser("sql", help="query the recorded tables, or export them as Parquet")
     for name in (*_SERVICES, *_INNER):
         if name in _INNER:

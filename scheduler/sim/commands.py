@@ -1,11 +1,13 @@
 """`forebay plan` and `forebay simulate`: arguments in, text or JSON out."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TextIO
 
 from scheduler.contracts import command_line
-from scheduler.sim import plan, scenario
+from scheduler.sim import charts, plan, policies, run, scenario
 
 
 def plan_main(argv: Sequence[str], *, out: TextIO, err: TextIO) -> int:
@@ -27,6 +29,78 @@ def plan_main(argv: Sequence[str], *, out: TextIO, err: TextIO) -> int:
         return 0
 
     return command_line.run("forebay plan", body, err=err)
+
+
+def simulate_main(argv: Sequence[str], *, out: TextIO, err: TextIO) -> int:
+    """Simulate a scenario under one policy or several; return the exit code."""
+
+    def body() -> int:
+        asked = _simulate_parser().parse_args(list(argv))
+        site = _load(asked.scenario)
+        changes = {
+            name: getattr(asked, name)
+            for name in ("hours", "start_hour", "seed")
+            if getattr(asked, name) is not None
+        }
+        if changes.get("hours", 1) <= 0 or not 0 < asked.factor <= 1:
+            raise command_line.CommandError(
+                "--hours and --factor: more than 0, the factor at most 1"
+            )
+        site = dataclasses.replace(site, **changes).scaled(asked.factor)
+        names = [name for name in asked.policy.split(",") if name]
+        for name in names:
+            if name not in policies.POLICIES:
+                known = ", ".join(policies.POLICIES)
+                raise command_line.CommandError(
+                    f"--policy {name}: no such policy; known are {known}"
+                )
+        try:
+            done = {name: run.simulate(site, name) for name in names}
+        except scenario.ScenarioError as error:
+            raise command_line.CommandError(str(error)) from error
+        if asked.plot is not None:
+            lines = {name: books.line for name, (_, books) in done.items()}
+            charts.png(lines, site.fleet.gpus, asked.plot)
+        if asked.json:
+            found = {name: result for name, (result, _) in done.items()}
+            data = {"scenario": site.name, "gpus": site.fleet.gpus, "factor": asked.factor}
+            print(json.dumps({**data, "policies": found}), file=out)
+            return 0
+        for name, (result, books) in done.items():
+            print(
+                f"{site.name}, {site.fleet.gpus} GPUs, {name}: {policies.POLICIES[name].what}",
+                file=out,
+            )
+            print(charts.terminal(books.line, site.fleet.gpus), file=out)
+            print(charts.figures(result), file=out)
+        return 0
+
+    return command_line.run("forebay simulate", body, err=err)
+
+
+def _simulate_parser() -> command_line.Parser:
+    made = command_line.Parser(
+        "forebay simulate",
+        description="Run a scenario in virtual time, with the planner that the broker runs.",
+        epilog="examples:\n  forebay simulate large-site --factor 0.02\n"
+        "  forebay simulate azure-code --policy static,full --json\n"
+        "  forebay simulate my-site.toml --hours 2 --start-hour 8 --plot morning.png\n",
+    )
+    made.add_argument("scenario", metavar="SCENARIO", help="a .toml file or a shipped name")
+    made.add_argument(
+        "--policy",
+        default="full",
+        help=f"with commas: {', '.join(policies.POLICIES)} (%(default)s)",
+    )
+    made.add_argument(
+        "--factor", type=float, default=1.0, help="of fleet and traffic (%(default)s)"
+    )
+    made.add_argument("--hours", type=float, help="how long; the scenario says otherwise")
+    made.add_argument("--start-hour", type=float, help="hour of the day at which it begins")
+    made.add_argument("--seed", type=int, help="of everything random")
+    made.add_argument("--plot", type=Path, metavar="FILE", help="write a PNG")
+    made.add_argument("--json", action="store_true", help="print JSON")
+    return made
 
 
 def _load(name: str) -> scenario.Scenario:

@@ -18,8 +18,8 @@ MEMORY_S = 60.0  # bursts are correlated over so long
 
 def calls(
     site: scenario.Scenario, *, seed: int, start_s: float, end_s: float
-) -> Iterator[list[engine.Call]]:
-    """Yield the requests of one slice after another, by arrival; times in seconds since midnight."""
+) -> Iterator[tuple[float, list[engine.Call]]]:
+    """Yield one slice after another: its end and its requests by arrival, in seconds since midnight."""
     if site.traffic.trace:
         yield from _replayed(site, start_s, end_s)
         return
@@ -46,7 +46,7 @@ def calls(
         )
         weights = shares * factors
         count = int(draw.poisson(rate * weights.sum() * length))
-        yield _drawn(site, draw, weights / weights.sum(), count, (at, length))
+        yield at + length, _drawn(site, draw, weights / weights.sum(), count, (at, length))
         at += length
 
 
@@ -93,7 +93,9 @@ def _spikes(site: scenario.Scenario, draw: np.random.Generator) -> list[tuple[fl
     ]
 
 
-def _replayed(site: scenario.Scenario, start_s: float, end_s: float) -> Iterator[list[engine.Call]]:
+def _replayed(
+    site: scenario.Scenario, start_s: float, end_s: float
+) -> Iterator[tuple[float, list[engine.Call]]]:
     path = Path(site.traffic.trace)
     if not path.is_absolute() and not path.exists():
         path = scenario.SHIPPED / path
@@ -120,7 +122,7 @@ def _replayed(site: scenario.Scenario, start_s: float, end_s: float) -> Iterator
         last = begin
         while last < len(made) and made[last].arrival < edge:
             last += 1
-        yield made[begin:last]
+        yield edge, made[begin:last]
         begin = last
 
 
