@@ -21,7 +21,10 @@ def create(gateway: assembly.Gateway, routers: Sequence[fastapi.APIRouter] = ())
     """
     app = fastapi.FastAPI(title="Forebay", version="1", docs_url=None, redoc_url=None)
     app.add_middleware(
-        door.Door, authenticator=gateway.deps.authenticator, options=gateway.deps.settings
+        door.Door,
+        authenticator=gateway.deps.authenticator,
+        options=gateway.deps.settings,
+        room=gateway.bodies,
     )
     for kind in (
         errors.ForebayError,

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 
-from gateway import dependencies, metrics, replica, requestpath, waiting
+from gateway import bodies, dependencies, metrics, replica, requestpath, waiting
 from gateway.admission import rooms
 
 
@@ -17,6 +17,7 @@ class Gateway:
     room: waiting.Room
     path: requestpath.RequestPath
     metrics: metrics.Metrics
+    bodies: bodies.Bodies
 
 
 @contextlib.asynccontextmanager
@@ -27,7 +28,8 @@ async def running(deps: dependencies.Dependencies) -> AsyncIterator[Gateway]:
         numbers.registry.register(collector)
     async with replica.Client(deps.settings) as client, rooms.joined(deps) as admission:
         path = requestpath.RequestPath(deps, admission.room, client, numbers)
-        gateway = Gateway(deps, admission.room, path, numbers)
+        room = bodies.Bodies(deps.settings.bodies_limit)
+        gateway = Gateway(deps, admission.room, path, numbers, room)
         runs = [*(run() for run in admission.runs), path.run(), client.watch(deps.fleet)]
         if admission.own is not None:
             runs.append(rooms.report(deps, admission.own, numbers))

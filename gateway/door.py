@@ -6,7 +6,7 @@ that the client has left.
 
 from starlette import types
 
-from gateway import error_map, settings
+from gateway import bodies, error_map, settings
 from scheduler.contracts import errors, ids, ports
 
 OPEN_PATHS = frozenset({"/health", "/openapi.json"})
@@ -28,10 +28,12 @@ class Door:
         app: types.ASGIApp,
         authenticator: ports.Authenticator,
         options: settings.GatewaySettings,
+        room: bodies.Bodies,
     ) -> None:
         self._app = app
         self._authenticator = authenticator
         self._options = options
+        self._room = room
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
         """Pass the request on, or answer it with the error."""
@@ -71,7 +73,8 @@ class Door:
         if length.isdigit() and int(length) > limit:
             raise _too_large(limit)
         if buffered and scope["method"] not in {"GET", "HEAD"}:
-            return await _read(receive, limit)
+            with self._room.reading() as part:
+                return await _read(receive, limit, part)
         return _counting(receive, limit)
 
 
@@ -89,7 +92,7 @@ def _named(send: types.Send) -> types.Send:
     return named
 
 
-async def _read(receive: types.Receive, limit: int) -> types.Receive:
+async def _read(receive: types.Receive, limit: int, room: bodies.Reading) -> types.Receive:
     """Read the body now; a chunked one that grows over the limit is left unread."""
     parts: list[bytes] = []
     size, more = 0, True
@@ -101,6 +104,7 @@ async def _read(receive: types.Receive, limit: int) -> types.Receive:
         size += len(part)
         if size > limit:
             raise _too_large(limit)
+        room.hold(size)
         parts.append(part)
         more = message.get("more_body", False)
     pending: list[types.Message] = [

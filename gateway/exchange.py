@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from uvicorn.protocols.http import flow_control, httptools_impl
 
-from gateway import error_map, sse
+from gateway import bodies, error_map, sse
 from scheduler.contracts import errors, frames, ids, quota, requests
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -172,35 +172,43 @@ class Exchange:
                 return value.decode("latin-1")
         return None
 
-    async def read(self, limit: int) -> bytes:
+    async def read(self, limit: int, room: bodies.Bodies) -> bytes:
         """Return the whole body.
 
         Args:
             limit: the most bytes that it may have; not one more is kept.
+            room: for it, among others.
 
         Raises:
             errors.BodyTooLarge: it has more.
+            errors.Busy: there is no room for it now.
             errors.ForebayError: it broke off, or came too slowly.
         """
         if self.more_body:
             length = self.header(b"content-length") or ""
             if length.isdigit() and int(length) > limit:
                 raise _too_large(limit)
-            self._limit = limit
-            if self._expects:
-                self._expects = False
-                self.transport.write(_CONTINUE)
-            while self.more_body and len(self.body) <= limit:
-                if self._spoilt is not None:
-                    raise self._spoilt
-                self._flow.resume_reading()
-                self._more = asyncio.get_running_loop().create_future()
-                await self._more
+            with room.reading() as part:
+                await self._come(limit, part)
         self._flow.resume_reading()  # a body that was whole before it was asked for may have stopped it
         if len(self.body) > limit:
             self.body = bytearray()
             raise _too_large(limit)
         return bytes(self.body)
+
+    async def _come(self, limit: int, part: bodies.Reading) -> None:
+        """Return when the body is whole, or larger than ``limit``."""
+        self._limit = min(limit, part.hold(len(self.body)))
+        if self._expects:
+            self._expects = False
+            self.transport.write(_CONTINUE)
+        while self.more_body and len(self.body) <= limit:
+            if self._spoilt is not None:
+                raise self._spoilt
+            self._limit = min(limit, part.hold(len(self.body)))
+            self._flow.resume_reading()
+            self._more = asyncio.get_running_loop().create_future()
+            await self._more
 
     def outlet(self, request: requests.InferenceRequest) -> "Stream | Whole":
         """Return where the answer to ``request`` goes."""

@@ -32,6 +32,7 @@ class HotPath:
         self._authenticator = gateway.deps.authenticator
         self._clock = gateway.deps.clock
         self._limit = gateway.deps.settings.body_limit
+        self._bodies = gateway.bodies
         self._extra = gateway.deps.settings.extra_fields
         self.limits = gateway.deps.settings
         self.doors = heads.Doors(self.limits)
@@ -60,7 +61,7 @@ class HotPath:
             errors.ForebayError: it is none that could be served.
         """
         credential = await self._authenticator.authenticate(asked.header(b"authorization"))
-        raw = await asked.read(self._limit)
+        raw = await asked.read(self._limit, self._bodies)
         arrived_us = self._clock.wall_us()
         body = checks.parse(raw)
         checks.check(asked.endpoint, body, self._extra)

@@ -51,6 +51,13 @@ class GatewaySettings:
         unit="bytes",
         least=1024,
     )
+    bodies_limit: int = setting(
+        512 * MIB,
+        "Bytes of JSON bodies that one process reads at once; one more is told to come back. It holds two "
+        "dozen of the largest, or thousands of usual ones.",
+        unit="bytes",
+        least=1024 * 1024,
+    )
     upload_limit: int = setting(
         1024 * MIB, "Largest file body (batch input), which is streamed.", unit="bytes", least=1024
     )
