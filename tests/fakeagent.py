@@ -140,6 +140,11 @@ class FakeAgent:
                 item.reason = self.broken
                 item.address, item.incarnation = f"127.0.0.1:{9000 + len(self.started)}", 1
             item.role = replica.role
+            if replica.asleep and item.state == "serving":
+                item.state, item.address = "asleep", ""
+            elif not replica.asleep and item.state == "asleep":
+                item.incarnation += 1
+                item.state, item.address = "serving", f"127.0.0.1:{9100 + item.incarnation}"
             if not replica.run and item.state not in {"lost", "stopped"}:
                 item.state = "stopped"
         keep = {replica.replica_id for replica in wanted.replicas}

@@ -1,6 +1,8 @@
 """One replica's life in its slot: start, watch, change role, drain, stop; what is wrong is told, not mended.
 
-A replica that ends is not started again here: a new one is the broker's decision and has a new id.
+A replica that ends is not started again here: a new one is the broker's decision and has a new id. One
+that is parked (rung 2) and woken keeps its id and is another incarnation: its process ends, all its memory
+with it, and waking forks it anew from the slot's server, which has everything imported.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ import aiohttp
 
 from engines import gpus, private, processes
 from engines.replica import launch
-from engines.slot import children, control, occupancy, spec, starters
+from engines.slot import children, control, occupancy, spec, starters, wanted
 from scheduler.contracts import clock, fleet, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 
@@ -25,15 +27,6 @@ STEPS_TO_WAIT = 50  # an engine that stands still for so many of its own steps h
 KILL_AFTER = 2.0  # times as long as it takes to leave the routes
 FINAL = frozenset({_R.STOPPED, _R.QUARANTINED, _R.LOST})
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Wish:
-    """What the broker wants of a replica."""
-
-    role: fleet.Role
-    run: bool
-    drain_s: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,7 +67,9 @@ class Keeper:
         means: what to work with.
     """
 
-    def __init__(self, replica_id: str, what: fleet.ReplicaSpec, wish: Wish, means: Means) -> None:
+    def __init__(
+        self, replica_id: str, what: fleet.ReplicaSpec, wish: wanted.Wish, means: Means
+    ) -> None:
         self.replica_id = replica_id
         self.state = _R.STARTING
         self.gpus: tuple[str, ...] = ()
@@ -104,7 +99,7 @@ class Keeper:
         """Whether its life is over."""
         return self.state in FINAL
 
-    def want(self, wish: Wish) -> None:
+    def want(self, wish: wanted.Wish) -> None:
         """Change what is wanted of it; one that was told to stop stays told."""
         if not self._wish.run and wish.run:
             return
@@ -143,16 +138,28 @@ class Keeper:
         return report
 
     async def run(self) -> None:
-        """Live: from start to a final state. Cancelled, it kills its process."""
+        """Live: from start to a final state, parked and woken in between. Cancelled, it kills its process."""
         if not self._wish.run:
             self._become(_R.STOPPED, "it was to stop before it had started")
-            return
+        while not self.final:
+            if self._wish.up:
+                await self._run_once()
+            elif self._wish.run:
+                self._become(_R.ASLEEP, "parked")
+                await self._ring(self._options.heartbeat_s)
+            else:
+                self._become(_R.STOPPED, "told to stop while it was parked")
+
+    async def _run_once(self) -> None:
+        """Live with one process: until it is parked, or for good."""
         try:
             child = self._start()
         except (children.StartError, gpus.GpuError, occupancy.Occupied, OSError) as error:
             self._clear()
             self._become(_R.LOST, f"not started: {error}")
             return
+        if self.state is _R.ASLEEP:
+            self._become(_R.WARM, "waking")
         ended = asyncio.create_task(child.wait())
         ended.add_done_callback(lambda _: self._bell.set())
         try:
@@ -172,6 +179,7 @@ class Keeper:
     def _start(self) -> children.Child:
         means = self._means
         self.gpus = gpus.choose(means.gpus, means.held(), self._what.gpus, self.replica_id)
+        self._role, self._phases = self._wish.role, {}
         me = self._holder(os.getpid())
         means.notes.take(self._on_node, me)
         private.new_secret(self._secret_file)
@@ -187,6 +195,7 @@ class Keeper:
             role=self._wish.role,
             secret_file=str(self._secret_file),
             host=means.host,
+            incarnation=self._incarnation + 1,
             sink_factory=slot.sink_factory,
         )
         private.write(self._record_file, children.record_text(record))
@@ -234,7 +243,7 @@ class Keeper:
     ) -> tuple[fleet.ReplicaState, str]:
         now = self._means.time.monotonic
         deadline = now() + self._options.start_timeout_s
-        while not self._address and self._wish.run and not ended.done():
+        while not self._address and self._wish.up and not ended.done():
             if now() >= deadline:
                 return _R.LOST, self._told(
                     f"did not start within {self._options.start_timeout_s:g} s"
@@ -249,7 +258,7 @@ class Keeper:
             if fault is not None:
                 return _R.LOST, fault
         await self._stop(child, ended)
-        return _R.STOPPED, self._reason
+        return (_R.ASLEEP, "parked") if self._wish.run else (_R.STOPPED, self._reason)
 
     async def _serve(self, ended: "asyncio.Task[children.Exit]") -> str | None:
         """Watch a listening replica until it is to stop and has drained; returns a fault, if one ends it."""
@@ -264,7 +273,7 @@ class Keeper:
             if fault:
                 return fault
             await self._follow_role(remote)
-            if not self._wish.run:
+            if not self._wish.up or self.state is _R.DRAINING:
                 if self.state is not _R.DRAINING:
                     drain_since = now()
                     await self._drain(remote)
@@ -290,8 +299,11 @@ class Keeper:
                 _log.warning("replica %s: role: %s", self.replica_id, error)
 
     async def _drain(self, remote: control.Control) -> None:
-        self._become(_R.DRAINING, "told to stop")
+        parked = self._wish.run
+        self._become(_R.DRAINING, "to be parked" if parked else "told to stop")
         try:
+            if parked:  # its GPUs are wanted now; a batch line goes on elsewhere from its tokens
+                await remote.role(fleet.Role.INTERACTIVE.value)
             await remote.drain()
             self._running = int((await remote.state())["running"])
         except control.ControlError as error:
@@ -382,3 +394,6 @@ class Keeper:
         self._means.notes.give_back(self._on_node, self.replica_id)
         self.gpus = ()
         self._address = ""
+        self._stats = self._work = None
+        self._running = 0
+        self._steps = (-1, 0.0)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import aiohttp
 
 from engines import gpus, link, places, private, processes
-from engines.slot import control, keeper, occupancy, spec, starters
+from engines.slot import control, keeper, occupancy, spec, starters, wanted
 from scheduler.contracts import clock, fleet, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
@@ -102,13 +102,14 @@ class Supervisor:
             if known.final:
                 del self._keepers[replica_id]
             else:
-                known.want(keeper.Wish(fleet.Role.INTERACTIVE, False, self._options.drain_s))
+                known.want(wanted.Wish(fleet.Role.INTERACTIVE, False, self._options.drain_s))
 
     @staticmethod
-    def _wish(item: pb.ReplicaDesired, *, closing: bool) -> keeper.Wish:
-        return keeper.Wish(fleet.Role(item.role), item.run and not closing, item.drain_s)
+    def _wish(item: pb.ReplicaDesired, *, closing: bool) -> wanted.Wish:
+        run = item.run and not closing
+        return wanted.Wish(fleet.Role(item.role), run, item.drain_s, run and item.asleep)
 
-    def _begin(self, item: pb.ReplicaDesired, wish: keeper.Wish, means: keeper.Means) -> None:
+    def _begin(self, item: pb.ReplicaDesired, wish: wanted.Wish, means: keeper.Means) -> None:
         one = keeper.Keeper(item.replica_id, wire.spec_from_pb(item.spec), wish, means)
         self._keepers[item.replica_id] = one
         self._tasks[item.replica_id] = asyncio.create_task(one.run())

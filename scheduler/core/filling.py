@@ -320,11 +320,7 @@ def _give_back(
 ) -> Iterator[actions.Action]:
     """Close leases that nothing is in, nothing of this plan needs, and that have been so for a while."""
     used = {room.lease_id for room in available if room.used}
-    holding = {
-        known.replica.lease_id
-        for known in snap.replicas
-        if known.replica.state is not fleet.ReplicaState.ASLEEP
-    }
+    holding = {known.replica.lease_id for known in snap.replicas if not known.parked}
     holding |= {stranger.replica.lease_id for stranger in snap.strangers}
     for held in snap.leases:
         lease = held.lease

@@ -31,7 +31,7 @@ def counted(
         replica = known.replica
         if (
             known.run
-            and replica.state is not fleet.ReplicaState.ASLEEP
+            and known.awake
             and replica.lease_id in staying
             and replica.slot_id not in gone
             and not replicas.replica_final(replica.state)

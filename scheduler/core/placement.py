@@ -84,14 +84,12 @@ def rooms(
             are room that is coming.
         closed: leases that nothing new goes to.
     """
-    awake = [
-        known for known in snap.replicas if known.replica.state is not fleet.ReplicaState.ASLEEP
-    ]
+    awake = [known for known in snap.replicas if not known.parked]
     occupied = {known.replica.slot_id for known in awake}
     leaving = {
         known.replica.slot_id: known.replica.replica_id
         for known in awake
-        if not known.run or known.replica.replica_id in stopping
+        if not known.run or not known.awake or known.replica.replica_id in stopping
     }
     parked = _parked(snap)
     reasons = {job.stamp.lease_id: job.reason for job in snap.jobs or () if job.stamp is not None}
@@ -147,7 +145,7 @@ def rooms(
 def _parked(snap: snapshot.Snapshot) -> Mapping[ids.SlotId, Mapping[Key, ids.ReplicaId]]:
     found: dict[ids.SlotId, dict[Key, ids.ReplicaId]] = {}
     for known in snap.replicas:
-        if known.replica.state is fleet.ReplicaState.ASLEEP and known.run:
+        if known.parked:
             found.setdefault(known.replica.slot_id, {})[known.key] = known.replica.replica_id
     return found
 

@@ -92,6 +92,7 @@ class KnownReplica:
         stats_age_s: seconds since its stats came; None if none did.
         drain_asked: an admin wants it gone.
         missing_s: seconds for which its agent, who knows that it should be there, has not named it.
+        asleep: whether it was told to be parked; None: as its state says.
     """
 
     replica: fleet.Replica
@@ -101,6 +102,18 @@ class KnownReplica:
     stats_age_s: float | None = None
     drain_asked: bool = False
     missing_s: float = 0.0
+    asleep: bool | None = None
+
+    @property
+    def awake(self) -> bool:
+        """Whether it is wanted awake, though it may be parked still."""
+        parked = self.replica.state is fleet.ReplicaState.ASLEEP
+        return not (parked if self.asleep is None else self.asleep)
+
+    @property
+    def parked(self) -> bool:
+        """Whether it is parked, and nobody has woken it yet."""
+        return self.run and not self.awake and self.replica.state is fleet.ReplicaState.ASLEEP
 
     @property
     def key(self) -> tuple[str, str]:

@@ -158,7 +158,9 @@ class Applier:
 
     def _slot_for(self, entry: entries.LeaseEntry, action: actions.StartReplica) -> snapshot.Slot:
         """Return the slot for a replica, after checking that its GPUs are free."""
-        occupied = {known.replica.slot_id for known in self._live.replicas.values()}
+        occupied = {
+            known.replica.slot_id for known in self._live.replicas.values() if not known.parked
+        }
         if action.slot_id is not None:
             slot = entry.slots.get(action.slot_id)
             if slot is None or slot.close or slot.slot_id in occupied or not slot.state.takes:
@@ -215,10 +217,31 @@ class Applier:
         self._live.wished()
 
     async def _park_replica(self, action: actions.ParkReplica) -> None:
-        raise writer.Stale(f"{action.replica_id}: its engine can't be parked")
+        known = self._writes.replica(action.replica_id)
+        if known.asleep or not known.run:
+            raise writer.Stale("it is to be parked, or to stop, by now")
+        changed = dataclasses.replace(known, asleep=True, drain_s=action.drain_s)
+        await self._writes.wish(self._writes.lease(known.replica.lease_id), known=changed)
+        known.asleep, known.drain_s = True, action.drain_s
+        self._live.wished()
 
     async def _wake_replica(self, action: actions.WakeReplica) -> None:
-        raise writer.Stale(f"{action.replica_id}: its engine can't be parked")
+        known = self._writes.replica(action.replica_id)
+        entry = self._writes.lease(known.replica.lease_id)
+        if not known.asleep or not known.run:
+            raise writer.Stale("it is woken, or to stop, by now")
+        others = {
+            other.replica.replica_id
+            for other in self._live.replicas.values()
+            if other.replica.slot_id == known.replica.slot_id and not other.asleep
+        }
+        if entry.leaving or others:
+            raise writer.Stale(f"its slot is not free: {entry.leaving or ', '.join(others)}")
+        changed = dataclasses.replace(known, asleep=False, wanted_role=action.role)
+        await self._writes.wish(entry, known=changed)
+        known.asleep, known.wanted_role = False, action.role
+        known.ordered = self._time.monotonic()
+        self._live.wished()
 
     async def _set_role(self, action: actions.SetRole) -> None:
         known = self._writes.replica(action.replica_id)

@@ -67,6 +67,12 @@ class ReplicaEntry:
     drain_asked: bool = False
     stats_at: float | None = None
     missing_since: float | None = None
+    asleep: bool = False
+
+    @property
+    def parked(self) -> bool:
+        """Whether it is parked: its slot may hold another meanwhile."""
+        return self.asleep and self.replica.state is fleet.ReplicaState.ASLEEP
 
     def row(self) -> holdings.ReplicaRow:
         """Return what the registry keeps of it."""
@@ -77,6 +83,7 @@ class ReplicaEntry:
             self.drain_s,
             self.drain_asked,
             self.created_us,
+            self.asleep,
         )
 
 

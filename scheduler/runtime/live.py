@@ -81,6 +81,7 @@ class Live:
                 revision=held.revisions.get(row.replica.lease_id, 0),
                 created_us=row.created_us,
                 drain_asked=row.drain_asked,
+                asleep=row.asleep,
             )
         self.ended |= held.ended
 
@@ -202,6 +203,7 @@ class Live:
                         role=known.wanted_role.value,
                         run=known.run,
                         drain_s=known.drain_s,
+                        asleep=known.asleep,
                     )
                 )
         return pb.LeaseDesired(

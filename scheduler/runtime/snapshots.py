@@ -117,6 +117,7 @@ def collect(picture: live.Live, time: clock.Clock, options: settings.Settings) -
                 stats_age_s=None if known.stats_at is None else now - known.stats_at,
                 drain_asked=known.drain_asked,
                 missing_s=0.0 if known.missing_since is None else now - known.missing_since,
+                asleep=known.asleep,
             )
             for known in picture.replicas.values()
         ),

@@ -198,6 +198,7 @@ def desired(
     gpus: int = 2,
     weights: str = "",
     model: str = "m",
+    asleep: bool = False,
     **args: Any,
 ) -> pb.ReplicaDesired:
     """Return a simulated replica that takes 5 ms a step; with ``weights`` it is vLLM's."""
@@ -214,7 +215,7 @@ def desired(
         gpus=gpus,
     )
     return pb.ReplicaDesired(
-        replica_id=replica_id, spec=engine, role=role, run=run, drain_s=drain_s
+        replica_id=replica_id, spec=engine, role=role, run=run, drain_s=drain_s, asleep=asleep
     )
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,9 @@ async def test_a_forked_replica_serves_gives_way_and_dies_with_its_agent(
         assert frames.Error.parse((await batch)[-1].payload).code == "preempted"
         assert time.monotonic() - began < 1.0, "rung 1"
 
+        await site.broker.until(lambda r: r.slots[0].replicas[0].role == "interactive")
+        await _parked_and_woken(site, wish, found)
+
         began = time.monotonic()
         site.want(lease_site.desired(run=False, **wish), lease_site.desired("r-2", gpus=0, **wish))
         await site.serving("r-2")
@@ -48,3 +52,45 @@ async def test_a_forked_replica_serves_gives_way_and_dies_with_its_agent(
         os.kill(site.agent.pid, signal.SIGKILL)
         await site.until_dead(5.0)
         assert not list(processes.marked({processes.SLOT: f"{site.lease_id}.s0"}))
+
+
+async def _parked_and_woken(
+    site: lease_site.Site, wish: dict[str, Any], alone: list[frames.Frame]
+) -> None:
+    """Rung 2 on CPUs, where vLLM's own sleep frees nothing: another model takes the same GPUs meanwhile."""
+    site.want(lease_site.desired(**wish))
+    await site.broker.until(lambda r: r.slots[0].replicas[0].role == "shared")
+    batch = asyncio.create_task(site.ask(await site.serving(), "b2", "batch", 2000))
+    await site.broker.until(lambda r: r.slots[0].replicas[0].stats.batch == 1)
+    before, whole = _memory(site, "Private_Dirty:"), _memory(site, "Pss:")
+
+    site.want(lease_site.desired(asleep=True, **wish))
+    await site.broker.until(lambda r: lease_site.state(r, "r-1") == "asleep")
+    assert frames.Error.parse((await batch)[-1].payload).code == "preempted"
+    left = _memory(site, "Pss:")
+    own = sum(before[pid] for pid in before.keys() - left.keys())
+    assert own > 50 << 20, "what a vLLM replica has for itself"
+    assert sum(whole.values()) - sum(left.values()) > 0.8 * own
+
+    site.want(lease_site.desired(asleep=True, **wish), lease_site.desired("r-b", **wish))
+    await site.serving("r-b")
+    site.want(lease_site.desired(asleep=True, **wish), lease_site.desired("r-b", run=False, **wish))
+    await site.broker.until(lambda r: lease_site.state(r, "r-b") == "stopped")
+    site.want(lease_site.desired(**wish))
+    woken = await site.serving()
+    assert woken.incarnation == 2
+    assert _ids(await site.ask(woken, "q2")) == _ids(alone)
+
+
+def _memory(site: lease_site.Site, kind: str) -> dict[int, int]:
+    """Return the bytes of a kind that each process of the lease has."""
+    found: dict[int, int] = {}
+    for pid in site.alive():
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        (line,) = (each for each in lines if each.startswith(kind))
+        found[pid] = int(line.split()[1]) * 1024
+    return found
+
+
+def _ids(found: list[frames.Frame]) -> list[int]:
+    return [token for each in found if each.kind is frames.Kind.DATA for token in each.token_ids]

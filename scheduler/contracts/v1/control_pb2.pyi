@@ -108,12 +108,15 @@ class ReplicaDesired(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     DRAIN_S_FIELD_NUMBER: _builtins.int
+    ASLEEP_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.str
     role: _builtins.str
     """interactive, shared, batch"""
     run: _builtins.bool
     """false: drain for drain_s, then stop"""
     drain_s: _builtins.float
+    asleep: _builtins.bool
+    """park it: drain, then hold nothing of its GPUs until this is false again"""
     @_builtins.property
     def spec(self) -> Global___ReplicaSpec: ...
     def __init__(
@@ -124,10 +127,11 @@ class ReplicaDesired(_message.Message):
         role: _builtins.str = ...,
         run: _builtins.bool = ...,
         drain_s: _builtins.float = ...,
+        asleep: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_s", b"drain_s", "replica_id", b"replica_id", "role", b"role", "run", b"run", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "drain_s", b"drain_s", "replica_id", b"replica_id", "role", b"role", "run", b"run", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

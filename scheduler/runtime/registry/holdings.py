@@ -23,6 +23,7 @@ class ReplicaRow:
     drain_s: float
     drain_asked: bool
     created_us: int
+    asleep: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -253,7 +254,13 @@ def _replica(row: tables.Replica, leases: dict[ids.LeaseId, fleet.Lease]) -> Rep
         reason=row.reason,
     )
     return ReplicaRow(
-        replica, row.run, fleet.Role(row.role), row.drain_s, row.drain_asked, row.created_us
+        replica,
+        row.run,
+        fleet.Role(row.role),
+        row.drain_s,
+        row.drain_asked,
+        row.created_us,
+        row.asleep,
     )
 
 
@@ -276,5 +283,6 @@ def _fill_replica(session: orm.Session, wish: ReplicaRow) -> None:
     row.run = wish.run
     row.role = wish.wanted_role.value
     row.drain_s = wish.drain_s
+    row.asleep = wish.asleep
     row.state = replica.state.value
     row.reason = replica.reason

@@ -121,7 +121,7 @@ class Slot(Base):
 
 
 class Replica(Base):
-    """A replica: what is wanted of it (`run`, `role`, `drain_s`) and its last known state."""
+    """A replica: what is wanted of it (`run`, `role`, `drain_s`, `asleep`) and its last known state."""
 
     __tablename__ = "replicas"
 
@@ -135,6 +135,7 @@ class Replica(Base):
     role: orm.Mapped[str]
     drain_s: orm.Mapped[float]
     drain_asked: orm.Mapped[bool]
+    asleep: orm.Mapped[bool] = orm.mapped_column(server_default=sa.false())
     state: orm.Mapped[str] = orm.mapped_column(index=True)
     reason: orm.Mapped[str]
     created_us: orm.Mapped[int]

@@ -13,7 +13,7 @@ import pytest
 
 from engines import private, settings
 from engines.replica import app, engine, server, state
-from engines.slot import children, control, keeper, occupancy, spec
+from engines.slot import children, control, keeper, occupancy, spec, wanted
 from scheduler.contracts import clock, fleet, usage
 from tests.unit.engines import scripted
 
@@ -50,6 +50,10 @@ class FakeStarter:
         self.error: Exception | None = None
         self.child: asyncio.Future[FakeChild] = asyncio.get_running_loop().create_future()
 
+    def again(self) -> None:
+        """Expect another process."""
+        self.child = asyncio.get_running_loop().create_future()
+
     def start(self, order: children.Order) -> children.Child:
         if self.error is not None:
             raise self.error
@@ -79,14 +83,14 @@ class Play:
         return self.one.report()
 
 
-WISH = keeper.Wish(fleet.Role.SHARED, True, 5.0)
+WISH = wanted.Wish(fleet.Role.SHARED, True, 5.0)
 
 
 @contextlib.asynccontextmanager
 async def play(
     folder: Path,
     *heeds: int,
-    wish: keeper.Wish = WISH,
+    wish: wanted.Wish = WISH,
     kind: fleet.EngineKind = fleet.EngineKind.SIMULATED,
     error: Exception | None = None,
     time: clock.Clock | None = None,
@@ -152,7 +156,7 @@ class Sick(scripted.Scripted):
 
 
 @contextlib.asynccontextmanager
-async def listening(child: FakeChild) -> AsyncIterator[Sick]:
+async def listening(child: FakeChild, incarnation: int = 1) -> AsyncIterator[Sick]:
     """Listen as the replica, and tell the keeper where."""
     inner = Sick(scripted.endless)
     secret = private.read(Path(child.order.record.secret_file))
@@ -161,7 +165,9 @@ async def listening(child: FakeChild) -> AsyncIterator[Sick]:
     served = app.build(inner, options, sink=usage.MemorySink(), time=clock.SystemClock())
     async with server.listening(served, "127.0.0.1") as (address, _):
         child.order.heard({"phase": "weights", "seconds": 1.5})
-        child.order.heard({"address": address, "incarnation": 1, "phases_s": {"engine": 2.0}})
+        child.order.heard(
+            {"address": address, "incarnation": incarnation, "phases_s": {"engine": 2.0}}
+        )
         yield inner
 
 
@@ -192,7 +198,7 @@ async def test_start_serve_drain_stop_leaves_nothing(tmp_path: Path) -> None:
             await at.until(lambda r: r.stats.interactive == 1)
             at.one.want(dataclasses.replace(WISH, role=fleet.Role.BATCH))
             await at.until(lambda r: r.role == "batch")
-            at.one.want(keeper.Wish(fleet.Role.BATCH, False, 60.0))
+            at.one.want(wanted.Wish(fleet.Role.BATCH, False, 60.0))
             await at.until(lambda r: r.state == "draining")
             assert child.signals == [], "it waits for the request"
             person.cancel()
@@ -213,7 +219,7 @@ async def test_a_drain_ends_when_its_time_is_over_and_kill_is_the_last_word(tmp_
             secret = private.read(Path(report.secret_file))
             person = asyncio.create_task(ask(report.address, secret))
             await at.until(lambda r: r.stats.interactive == 1)
-            at.one.want(keeper.Wish(fleet.Role.SHARED, False, 0.05))
+            at.one.want(wanted.Wish(fleet.Role.SHARED, False, 0.05))
             assert (await at.end()).state == "stopped"
             assert child.signals[:2] == [signal.SIGTERM, signal.SIGKILL]
             person.cancel()
