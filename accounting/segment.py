@@ -28,6 +28,7 @@ SUFFIX = ".seg"
 TAKEN = ".taken"  # the marker beside an unsealed segment that the shipper has taken over
 FORMAT = 3
 _INT64 = 2**63
+_PEEK_BYTES = 8192  # more than a header takes
 
 _frame_head = struct.Struct("<II")
 _SEAL = b'["seal",'
@@ -94,6 +95,20 @@ def scan_segment(path: Path) -> Scan:
         FileNotFoundError: it is gone (shipped and removed).
     """
     return scan(path.read_bytes(), path.name)
+
+
+def peek(path: Path) -> tuple[dict[str, Any], bool]:
+    """Return who writes a segment and whether it is closed, by its two ends alone; errors as above.
+
+    One that was closed by a writer that then died before it gave the rest back is taken for open.
+    """
+    with path.open("rb") as stream:
+        begin = stream.read(_PEEK_BYTES)
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - SEAL_BYTES))
+        end = stream.read()
+    at = end.rfind(_SEAL) - records.FRAME_BYTES
+    closed = at >= 0 and records.frame(end[at + records.FRAME_BYTES :]) == end[at:]
+    return scan(begin, path.name).header, closed
 
 
 def scan(data: bytes, name: str) -> Scan:

@@ -230,13 +230,15 @@ def _batches(
 
 def _finished(path: Path, clock: clocks.Clock, takeover_s: float) -> segment.Scan | None:
     """Return a segment if nothing more will be acknowledged in it, after taking it over if need be."""
-    read = segment.scan_segment(path)
-    if read.sealed:
-        return read
-    if segment.writer_alive(read.header) is not False:
+    header, closed = segment.peek(path)
+    if not closed and segment.writer_alive(header) is not False:
         silent_s = clock.wall_us() / 1e6 - path.stat().st_mtime
-        if silent_s < (takeover_s if read.payloads else _IDLE_EMPTY_S):
+        if silent_s < takeover_s:
             return None
+        if silent_s < _IDLE_EMPTY_S and not segment.scan_segment(path).payloads:
+            return None
+    if closed:
+        return segment.scan_segment(path)
     path.with_suffix(segment.TAKEN).touch()
     manifests.sync_folder(path.parent)
     return segment.scan_segment(path)

@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import random
 import resource
 import statistics
 import subprocess
@@ -23,6 +24,7 @@ from accounting import books, compact, manifest, rolling, rollup, schema, ship, 
 from scheduler.contracts import clock, usage
 from tests.bench import accounting_data as data
 
+CLIENTS = 4
 GROUP = 32  # requests that share a sync on the request path, at some thousands a second
 BILLING = (
     *("request_id", "attempt", "team", "user", "model", "adapter", "tier", "outcome", "payer"),
@@ -45,20 +47,24 @@ FROM {source} WHERE payer = 'team' GROUP BY team, model, tier ORDER BY team, mod
 
 
 def requests(number: int) -> list[tuple[usage.UsageRow, usage.UsageRow]]:
-    """Return OPEN and CLOSE of that many requests; made before the clock is started."""
+    """Return OPEN and CLOSE of that many requests, shared out as the month's are (`accounting_data`)."""
     made = []
+    chance = random.Random(7)
     for n in range(number):
         start = 1_795_780_800_000_000 + n * 300
+        team = int(data.TEAMS * chance.random() ** 2.5)
+        user = chance.randrange(10)
+        model = chance.randrange(4) if chance.random() < 1 / 16 else user % 4
         identity = usage.Identity(
-            request_id=f"{start:012x}"[:8] + f"-{n % 65536:04x}-7abc-8def-{n:012x}",
+            request_id=f"{start // 1000:012x}"[:8] + f"-{n % 65536:04x}-7abc-8def-{n:012x}",
             attempt=1,
             cluster="site",
-            team=f"team{n % 200}",
-            user=f"user{n % 2000}",
-            key_id=f"fb_{n % 4000}",
-            model=f"model-{n % 60}",
+            team=f"team{team}",
+            user=f"user{team * 10 + user}",
+            key_id=f"fb_{team * 20 + user + 10 * chance.randrange(2)}",
+            model=f"model-{(team * 7 + model * (1 + team % 5)) % data.MODELS}",
             version="2026-10",
-            adapter="",
+            adapter="" if team % 10 else f"lora-{team}",
             endpoint="/v1/chat/completions",
             tier="interactive",
             replica_id=f"r-{n % 300:012d}",
@@ -119,26 +125,38 @@ def request_path(state: Path) -> dict[str, Any]:
 
 
 def writer(state: Path, rows: int) -> dict[str, Any]:
-    """Append and sync rows as fast as one process can; a sync for each 1,000."""
-    made = requests(5_000)
+    """Append and sync rows as fast as one process can: each of `CLIENTS` waits for its 1,000 rows.
 
-    async def run() -> float:
-        sink = spool.Spool(state / "spool" / "bulk", "bulk", clock=clock.SystemClock())
-        began = time.perf_counter()
-        written = 0
-        while written < rows:
-            for n, (begin, end) in enumerate(made, 1):
+    As in a gateway, others append while one waits. Every row is on disk before it is counted.
+    """
+    made = requests(20_000)
+    durable = 0
+
+    async def client(sink: spool.Spool, number: int) -> None:
+        nonlocal durable
+        at = number * 500
+        while durable < rows:
+            for begin, end in made[at : at + 500]:
                 sink.append(begin)
                 sink.append(end)
-                if n % 500 == 0:
-                    await sink.sync()
-            written += 2 * len(made)
-        await sink.sync()
-        took = time.perf_counter() - began
-        sink.close()
-        return written / took
+            await sink.sync()
+            durable += 1000
+            at = (at + CLIENTS * 500) % len(made)
 
-    return {"writer_rows_per_s": round(asyncio.run(run()))}
+    async def run() -> tuple[float, float]:
+        sink = spool.Spool(state / "spool" / "bulk", "bulk", clock=clock.SystemClock())
+        began, cpu = time.perf_counter(), time.process_time()
+        await asyncio.gather(*[client(sink, number) for number in range(CLIENTS)])
+        took, spent = time.perf_counter() - began, time.process_time() - cpu
+        sink.close()
+        return took, spent
+
+    took, spent = asyncio.run(run())
+    return {
+        "writer_rows_per_s": round(durable / took),
+        "writer_cpu_us_per_row": round(spent / durable * 1e6, 2),
+        "writer_rows": durable,
+    }
 
 
 def ingest(state: Path, rows: int) -> dict[str, Any]:
@@ -146,6 +164,7 @@ def ingest(state: Path, rows: int) -> dict[str, Any]:
     began = time.perf_counter()
     argv = [sys.executable, "-m", "tests.bench.accounting_stages", "writer", str(state), str(rows)]
     shipped, busy = 0, 0.0
+    cpu = time.process_time()
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
         while True:
             ended = process.poll() is not None
@@ -154,15 +173,21 @@ def ingest(state: Path, rows: int) -> dict[str, Any]:
             if done.problems:
                 raise RuntimeError("; ".join(done.problems))
             shipped += done.rows
-            busy += time.perf_counter() - pass_began if done.rows else 0.0
+            if done.rows:
+                busy += time.perf_counter() - pass_began
+            elif not ended:
+                time.sleep(0.05)
             if ended:
                 break
         assert process.stdout is not None
         told = json.loads(process.stdout.read())
     took = time.perf_counter() - began
+    if shipped != told["writer_rows"]:
+        raise RuntimeError(f"{told['writer_rows']} rows acknowledged, {shipped} shipped")
     return {
         **told,
         "rows": shipped,
+        "ship_cpu_us_per_row": round((time.process_time() - cpu) / shipped * 1e6, 2),
         "ingest_rows_per_s": round(shipped / took),
         "ship_rows_per_s": round(shipped / busy),
     }
