@@ -3,12 +3,14 @@
 import argparse
 import asyncio
 import dataclasses
+import importlib
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -22,6 +24,13 @@ _INNER = (
     "gateway-admission",
     "gateway-worker",
 )  # started by `forebay gateway` with several workers
+_BODIES = {  # where each service's body is; loaded once it is asked for, with what it needs
+    "broker": "forebay.services:broker",
+    "gateway": "forebay.services:gateway",
+    "batchd": "forebay.services:batchd",
+    "gateway-worker": "forebay.gateway_service:worker",
+    "gateway-admission": "forebay.admission_service:admission",
+}
 _IN_LEASES = ("agent", "slot", "replica")
 
 
@@ -99,15 +108,22 @@ def _run(asked: argparse.Namespace) -> int:
     return _up(asked)
 
 
+def service(name: str) -> Callable[..., Coroutine[Any, Any, None]]:
+    """Return the body of a service, loaded with what it needs and nothing else."""
+    module, _, function = _BODIES[name].partition(":")
+    body: Callable[..., Coroutine[Any, Any, None]] = getattr(
+        importlib.import_module(module), function
+    )
+    return body
+
+
 def _service(asked: argparse.Namespace) -> int:
     if asked.parent:
         lifeline.tie(asked.parent)
     _log()
     lifeline.open_files()
-    from forebay import services
-
+    body = service(asked.what)
     here = installation.Installation.open(_load(asked.config))
-    body: services.Service = getattr(services, asked.what.replace("-", "_"))
 
     def told(news: Mapping[str, str]) -> None:
         ready.tell(asked.ready_fd, news)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from prometheus_client import multiprocess
 
-from forebay import gateway_service, installation, tree
+from forebay import admission_service, gateway_service, installation, tree
 from gateway import settings as gateway_settings
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ async def gateway(here: installation.Installation, told: gateway_service.Told) -
             "FOREBAY_GATEWAY_HTTP_PORT": str(http_port),
             "FOREBAY_GATEWAY_GRPC_PORT": str(grpc_port),
             "PROMETHEUS_MULTIPROC_DIR": str(numbers),
-            gateway_service.PLACE: gateway_service.placed(
+            admission_service.PLACE: admission_service.placed(
                 f"{socket.gethostname()}-{http_port}", folder / "admission.sock", table.workers
             ),
         }

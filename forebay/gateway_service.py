@@ -5,10 +5,8 @@ import contextlib
 import gc
 import json
 import os
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import fastapi
 
@@ -19,11 +17,10 @@ from batch_jobs import openai_api
 from batch_jobs import routes as batch_routes
 from batch_jobs import settings as batch_settings
 from batch_jobs import store as batch_store
-from forebay import installation, quotas, sinks, telemetry
+from forebay import admission_service, installation, quota_books, quotas, sinks, telemetry
 from gateway import auth, dependencies, server
 from gateway import settings as gateway_settings
 from gateway.admission import place as places
-from gateway.admission import process as admission_process
 from scheduler.contracts import clock, quota, slurm, usage
 from scheduler.runtime import admin, client, directory, guard, quota_keeper, quota_routes
 from scheduler.runtime import settings as scheduler_settings
@@ -33,17 +30,6 @@ from slurm_plugins import settings as slurm_settings
 
 Told = Callable[[Mapping[str, str]], None]
 GATEWAY_FILE = "gateway.json"
-PLACE = "FOREBAY_ADMISSION"  # environment: how a gateway's processes find each other, see `placed`
-
-
-def placed(gateway: str, socket_file: Path, workers: int) -> str:
-    """Return what `PLACE` holds for the processes of one gateway."""
-    return json.dumps({"gateway": gateway, "socket": str(socket_file), "workers": workers})
-
-
-def name_of(table: gateway_settings.GatewaySettings) -> str:
-    """Return this host's gateway as other hosts know it: the same after a restart on the same port."""
-    return f"{socket.gethostname()}-{table.http_port or os.getpid()}"
 
 
 async def whole(here: installation.Installation, told: Told) -> None:
@@ -53,7 +39,7 @@ async def whole(here: installation.Installation, told: Told) -> None:
     where: places.Place | None = None
     if table.admission_listen:
         where = places.Place(
-            name_of(table),
+            admission_service.name_of(table),
             guard.token(here.state),
             owns=True,
             listen=table.admission_listen,
@@ -67,7 +53,7 @@ async def whole(here: installation.Installation, told: Told) -> None:
         publish(here.state / GATEWAY_FILE, news)
         told(news)
 
-    async with parts.open(name_of(table)) as opened, opened.keeping() as keeper:
+    async with parts.open(admission_service.name_of(table)) as opened, opened.keeping() as keeper:
         deps = opened.dependencies(keeper, where)
         await server.serve(deps, routers=opened.routers(), ready=ready)
 
@@ -76,7 +62,7 @@ async def worker(here: installation.Installation, told: Told) -> None:
     """Run one of several workers until SIGTERM; another process admits."""
     table = here.config.table(gateway_settings.GatewaySettings)
     parts = _Parts(here, table)
-    where = _place(here, table, owns=False, told=parts.tell_admission)
+    where = admission_service.place(here, table, owns=False, told=parts.tell_admission)
 
     def ready(addresses: server.Addresses) -> None:
         _settle()
@@ -85,16 +71,6 @@ async def worker(here: installation.Installation, told: Told) -> None:
     async with parts.open(f"{where.gateway}-{os.getpid()}") as opened:
         deps = opened.dependencies(None, where)
         await server.serve(deps, routers=opened.routers(), ready=ready)
-
-
-async def admission(here: installation.Installation, told: Told) -> None:
-    """Own the queues of a gateway with several workers until SIGTERM."""
-    table = here.config.table(gateway_settings.GatewaySettings)
-    parts = _Parts(here, table)
-    where = _place(here, table, owns=True, told=parts.tell_admission)
-    async with parts.open(where.gateway) as opened, opened.keeping() as keeper:
-        deps = opened.dependencies(keeper, where)
-        await admission_process.serve(deps, ready=lambda: told({"admission": where.socket}))
 
 
 def _settle() -> None:
@@ -126,26 +102,6 @@ def gateway_address(state: Path) -> dict[str, str]:
     """
     found: dict[str, str] = json.loads((state / GATEWAY_FILE).read_text())
     return found
-
-
-def _place(
-    here: installation.Installation,
-    table: gateway_settings.GatewaySettings,
-    *,
-    owns: bool,
-    told: Callable[[str], None],
-) -> places.Place:
-    said: dict[str, Any] = json.loads(os.environ[PLACE])
-    return places.Place(
-        said["gateway"],
-        guard.token(here.state),
-        owns=owns,
-        socket=said["socket"],
-        listen=table.admission_listen,
-        advertise=table.admission_advertise,
-        workers=said["workers"],
-        told=told,
-    )
 
 
 class _Parts:
@@ -190,7 +146,7 @@ class _Parts:
     @contextlib.asynccontextmanager
     async def keeping(self) -> AsyncIterator[quota_keeper.Keeper]:
         """Keep the book of quotas: the work of whoever owns the queues."""
-        keeper = quotas.keeper(self._here, self._registry, self._time)
+        keeper = quota_books.keeper(self._here, self._registry, self._time)
         await keeper.start()
         try:
             yield keeper

@@ -13,7 +13,6 @@ from scheduler.runtime import config as configs
 from scheduler.runtime import guard
 from scheduler.runtime import settings as scheduler_settings
 from scheduler.runtime.registry import database, keys, store
-from slurm_plugins import select
 from slurm_plugins import settings as slurm_settings
 
 log = logging.getLogger(__name__)
@@ -86,6 +85,8 @@ class Installation:
 
     def connect_slurm(self) -> slurm.SlurmPort:
         """Connect to Slurm as the configuration says; raises `slurm.SlurmError`."""
+        from slurm_plugins import select  # with every way to Slurm: not every process has one
+
         choice = select.connect(self.config.table(slurm_settings.SlurmSettings), self.state)
         log.info("Slurm by %s", choice.reason)
         return choice.port

@@ -98,10 +98,6 @@ async def gateway(here: installation.Installation, told: Told) -> None:
         await gateway_service.whole(here, told)
 
 
-gateway_worker = gateway_service.worker
-gateway_admission = gateway_service.admission
-
-
 async def batchd(here: installation.Installation, told: Told) -> None:
     """Run the batch runner until SIGTERM; lines in flight are left to the next one."""
     jobs = batch_store.Store(database.Database(here.registry_url()))
