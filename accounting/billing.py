@@ -22,6 +22,7 @@ from accounting import (
     bill,
     books,
     manifest,
+    money,
     postings,
     quantities,
     rates,
@@ -29,11 +30,13 @@ from accounting import (
     rollup,
     settings,
     ship,
+    standing,
     windows,
 )
 from scheduler.contracts import errors, times
 
 _BILLS = "bills"
+_LOOKED_BACK = 24  # closed months, the most that accounting.late_months may be
 _ARROW: Mapping[Any, pa.DataType] = {str: pa.string(), int: pa.int64(), bool: pa.bool_()}
 LINES = pa.schema(
     [
@@ -99,6 +102,7 @@ class Billing:
         Raises:
             errors.BadRequest: they would rewrite what was priced or billed.
         """
+        priced_us = self.priced_until(now_us)
 
         def decide(log: postings.Log) -> postings.Draft:
             known, closed = rates.read(log), bill.closed(log)
@@ -108,17 +112,33 @@ class Billing:
                         f"{closed[-1].month} is closed: a rate may begin after it, not in it",
                         param="from",
                     )
-                rewritten = rates.overlapped(known, item, now_us)
+                rewritten = rates.overlapped(known, item, priced_us)
                 if rewritten is not None:
+                    when = "now"
+                    if priced_us > now_us:
+                        when = f"at {times.print_point(priced_us + 1_000_000, self.tz)} ({self.tz})"
                     raise errors.BadRequest(
                         f"a rate for {item['use']} of model {rewritten.model}, tier {rewritten.tier} "
                         "held in that time, and what was used is priced by it: let the new one begin "
-                        "now or later, and use `fctl adjust` for the past",
+                        f"{when} or later, and use `fctl adjust` for the past",
                         param="from",
                     )
             return postings.Draft(rates.POSTING, now_us, author, reason, wanted)
 
         return self._postings.append(decide)
+
+    def priced_until(self, now_us: int) -> int:
+        """Return from when on nothing is priced yet (`standing.priced_until`)."""
+        return standing.priced_until(self._books, self._postings.read(), now_us)
+
+    def knows(self, team: str) -> bool:
+        """Return whether the team has used or owed anything."""
+        log = self._postings.read()
+        closed = bill.closed(log)
+        lines = [*bill.adjustments(log), *(line for one in closed for line in self._kept(one))]
+        if any(line.team == team for line in lines):
+            return True
+        return standing.used(self._books, team, closed[-1].end_us if closed else 0)
 
     def adjust(
         self, team: str, micro: int, month: str, *, author: str, reason: str, now_us: int
@@ -231,6 +251,8 @@ class Billing:
         made += [line for line in adjusted if line.month == month]
         told = tuple(dict.fromkeys(problems))
         doubtful = (earliest.doubtful,) if earliest.doubtful else ()
+        if closed and month == bill.after(closed[-1].month):
+            doubtful = (*doubtful, *self._forgotten(closed, known))
         return Bill(month, window.start_us, window.end_us, tuple(made), None, told, doubtful)
 
     def _late(
@@ -256,6 +278,35 @@ class Billing:
         billed = [line for one in closed if one.month >= first for line in self._kept(one)]
         months = {*early, *spans}
         return bill.late(month, months, used, billed, unclosed=early), problems
+
+    def _forgotten(self, closed: Sequence[bill.Closed], known: rates.Rates) -> tuple[str, ...]:
+        """Name the closed months that are no longer looked at and have more or fewer tokens than were billed.
+
+        By the rollups alone: without them it would be a reading of years, and nothing is said.
+        """
+        old = closed[-_LOOKED_BACK : -self._late_months]
+        if (
+            not old
+            or quantities.rolled_until(self._books.state_dir, old[0].start_us) < old[-1].end_us
+        ):
+            return ()
+        spans = {one.month: windows.Window(one.start_us, one.end_us) for one in old}
+        used, problems = self._used(spans, known, rolled=True, gpu=False)
+        if problems:
+            return problems
+        missing = dict.fromkeys(spans, 0)
+        for each in used:
+            missing[each.month] += each.amount
+        for one in closed:
+            for line in self._kept(one):
+                if line.what in rates.TOKENS and line.used_month in missing:
+                    missing[line.used_month] -= line.amount
+        return tuple(
+            f"{month}: {abs(tokens)} tokens {'more' if tokens > 0 else 'fewer'} than all bills say, and it "
+            f"is older than accounting.late_months = {self._late_months}: raise it, to {_LOOKED_BACK} at most"
+            for month, tokens in missing.items()
+            if tokens
+        )
 
     def _used(
         self,
@@ -327,6 +378,21 @@ def _who(owner: Sequence[str]) -> tuple[str, str, str, str]:
 
 def _encoded(lines: Sequence[bill.Line]) -> bytes:
     sink = io.BytesIO()
-    rows = [dataclasses.asdict(line) for line in lines]
-    pq.write_table(pa.Table.from_pylist(rows, schema=LINES), sink, compression="zstd")
+    pq.write_table(table_of(lines), sink, compression="zstd")
     return sink.getvalue()
+
+
+def table_of(lines: Sequence[bill.Line]) -> Any:
+    """Return lines as a table of schema `LINES`.
+
+    Raises:
+        errors.BadRequest: an amount of money does not fit.
+    """
+    most = 2**63 - 1
+    for line in lines:
+        if abs(line.cost) > most:
+            raise errors.BadRequest(
+                f"{line.what} of team {line.team}, model {line.model} in {line.used_month} costs "
+                f"{money.show(line.cost)}, more than a bill can hold: check its price in `fctl rate show`"
+            )
+    return pa.Table.from_pylist([dataclasses.asdict(line) for line in lines], schema=LINES)

@@ -70,6 +70,7 @@ def add(commands: Any) -> None:
         "--month", default="", metavar="YYYY-MM", help="what it is for (this month)"
     )
     adjust.add_argument("-r", "--reason", required=True, help="why; printed on the bill")
+    adjust.add_argument("--force", action="store_true", help="also for a team that nobody knows")
     adjust.set_defaults(act=_adjust)
     close = commands.add_parser("close-month", help="make a month's bill final")
     close.add_argument("month", metavar="YYYY-MM")
@@ -106,10 +107,10 @@ def _rate_add(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> N
         return
     for item in answer["rates"]:
         since = times.print_point(item["from_us"], windows.local_zone(os.environ))
-        print(
+        command_line.say(
             f"model {item['model']}, tier {item['tier']}: {_NAMES[rates.Use(item['use'])]} "
             f"{money.show(item['micro'])} from {since}",
-            file=out,
+            out,
         )
 
 
@@ -149,6 +150,8 @@ def _stated(found: Sequence[dict[str, Any]], now_us: int) -> list[dict[str, Any]
 def _adjust(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
     month = args.month or _this_month(api)
     body = {"team": args.team, "amount": args.amount, "month": month, "reason": args.reason}
+    if args.force:
+        body["force"] = True
     line = api.call("POST", "/admin/adjustments", json=body).json
     where = f"the bill of {line['month']}"
     if line["late"]:
@@ -169,7 +172,7 @@ def _done(args: Any, out: TextIO, answer: Any, text: str) -> None:
     if args.json:
         command_line.print_json(answer, out)
     else:
-        print(text, file=out)
+        command_line.say(text, out)
 
 
 def _pairs(words: Sequence[str]) -> dict[str, str]:

@@ -68,12 +68,14 @@ class Books:
     Args:
         state_dir: Forebay's state folder.
         memory_mb: DuckDB's memory limit for one reading.
+        at_most_s: how long a reading may be open before what it runs is interrupted; 0: for ever.
     """
 
-    def __init__(self, state_dir: Path, *, memory_mb: int = 512) -> None:
+    def __init__(self, state_dir: Path, *, memory_mb: int = 512, at_most_s: float = 0) -> None:
         self.state_dir = state_dir
         self._folder = state_dir / "parquet"
         self._memory_mb = memory_mb
+        self._at_most_s = at_most_s
         self._verified: dict[str, tuple[int, int, int]] = {}
         self._lock = threading.Lock()
 
@@ -94,9 +96,16 @@ class Books:
                 break
         else:
             raise self._lost()
+        end = threading.Timer(self._at_most_s, session.interrupt) if self._at_most_s else None
         try:
+            if end is not None:
+                end.daemon = True
+                end.start()
             yield Reading(session, found.problems, self)
         finally:
+            if end is not None:
+                end.cancel()
+                end.join()  # an interrupt must not meet a closed session
             session.close()
 
     def snapshot(self, first_us: int = 0, last_us: int = MAX_US) -> Snapshot:

@@ -46,12 +46,16 @@ class UsageCounters(registry.Collector):
         Raises:
             manifest.ManifestDamaged: the books can't be read.
         """
-        with self._lock:
-            now = self._time.monotonic()
-            if self._looked is None or now - self._looked >= KEPT_S:
-                self._look()
-                self._looked = now
-            return prometheus_client.generate_latest(self._registry).decode()
+        # While another scrape looks, the figures of the last look are told: threads must not pile up here.
+        if self._lock.acquire(blocking=self._looked is None):
+            try:
+                now = self._time.monotonic()
+                if self._looked is None or now - self._looked >= KEPT_S:
+                    self._look()
+                    self._looked = now
+            finally:
+                self._lock.release()
+        return prometheus_client.generate_latest(self._registry).decode()
 
     def collect(self) -> list[core.Metric]:
         """Return the counters as they were found last."""
@@ -69,8 +73,10 @@ class UsageCounters(registry.Collector):
             found = self._found(quantities.rolled_until(self._books.state_dir))
         except (rollup.Busy, duckdb.Error):
             found = self._found(0)
-        for key, count in found.items():
-            self._counts[key] = max(count, self._counts.get(key, 0))
+        before = self._counts
+        self._counts = {
+            key: max(found.get(key, 0), before.get(key, 0)) for key in {*found, *before}
+        }
 
     def _found(self, rolled_us: int) -> dict[_Key, int]:
         counts: dict[_Key, int] = {}

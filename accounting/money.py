@@ -7,6 +7,9 @@ import re
 
 MICRO = 1_000_000  # micro-units in one unit of the currency
 MOST = 10**15  # a thousand million units: what is larger is a slip of the finger
+MOST_PRICE = (
+    10**12
+)  # a million units for 1,000 tokens or a GPU-hour: 9·10⁹ tokens of it fit into 64 bits
 _AMOUNT = re.compile(r"([+-]?)(\d{1,10})(?:\.(\d{1,6}))?", re.ASCII)
 
 

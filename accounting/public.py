@@ -28,6 +28,7 @@ from accounting import (
     stepcost,
     windows,
 )
+from scheduler.contracts import errors
 from scheduler.contracts.command_line import CommandError
 
 TABLES = ("usage", "gpu_minutes", "rates", "bill")
@@ -152,16 +153,19 @@ def _rates(office: billing.Billing) -> Any:
 
 def _lines(office: billing.Billing, window: windows.Window) -> tuple[Any, Sequence[str]]:
     month, last = (bill.month_of(us, office.tz) for us in (window.start_us, window.end_us - 1))
-    rows: list[dict[str, Any]] = []
+    rows: list[bill.Line] = []
     problems: list[str] = []
     for _ in range(_MONTHS_AT_MOST):
         made = office.month(month)
         problems += (*made.problems, *made.doubtful)
-        rows += [dataclasses.asdict(line) for line in made.lines]
+        rows += made.lines
         if month >= last:
             break
         month = bill.after(month)
-    return pa.Table.from_pylist(rows, schema=billing.LINES), problems
+    try:
+        return billing.table_of(rows), problems
+    except errors.BadRequest as error:
+        raise CommandError(error.message) from error
 
 
 def _minutes(records: books.Books, table: settings.Accounting, window: windows.Window) -> Any:

@@ -23,17 +23,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import duckdb
 import fastapi
-from fastapi import concurrency, responses
 
 from accounting import (
     account_books,
+    answers,
     billing,
     books,
+    desk,
     lists,
-    manifest,
-    postings,
     quantities,
     reconcile,
     reports,
@@ -116,7 +114,9 @@ class _Usage:
         port: slurm.SlurmPort | None,
         accounts: slurm.AccountBooks | None,
     ) -> None:
-        self._books = books.Books(state_dir, memory_mb=table.memory_mb)
+        self._books = books.Books(
+            state_dir, memory_mb=table.memory_mb, at_most_s=table.report_at_most_s
+        )
         self._billing = billing.Billing(state_dir, table)
         self._limit = table.rows_at_most
         self._weights = reports.Weights(table.prefill_weight, table.decode_weight)
@@ -292,7 +292,19 @@ def router(
         port: Slurm, for ``/reconcile``; without it that path answers 404.
         accounts: Slurm's books by account, for ``/reconcile?by=account``, likewise.
     """
-    work = _Usage(state_dir, table or settings.Accounting(), port, accounts)
+    chosen = table or settings.Accounting()
+    work = _Usage(state_dir, chosen, port, accounts)
+    places = desk.Desk(chosen.reports_at_once, chosen.reports_each, chosen.report_wait_s)
+
+    async def _run(asked: _Asked | errors.ForebayError, act: _Work) -> fastapi.Response:
+        if isinstance(asked, errors.ForebayError):
+            return answers.refused(asked)
+        try:
+            async with places.place(f"{asked.caller.team} {asked.caller.user}"):
+                return await answers.answered(lambda: act(asked))
+        except errors.Busy as error:
+            return answers.refused(error)
+
     routes = fastapi.APIRouter(prefix="/forebay/v1/usage", tags=["usage"])
 
     @routes.get("/requests")
@@ -331,42 +343,6 @@ def router(
     return routes
 
 
-async def _run(asked: _Asked | errors.ForebayError, work: _Work) -> fastapi.Response:
-    def body() -> dict[str, Any]:
-        if isinstance(asked, errors.ForebayError):
-            raise asked
-        return work(asked)
-
-    return await answered(body)
-
-
-async def answered(
-    work: Callable[[], dict[str, Any]], status: int = 200, *, text_type: str = ""
-) -> fastapi.Response:
-    """Run ``work`` in a thread and answer with what it returns, or with its error in one line.
-
-    With ``text_type`` the answer is the returned ``text``, of that type.
-    """
-    try:
-        found = await concurrency.run_in_threadpool(work)
-        if text_type:
-            return responses.Response(found["text"], status, media_type=text_type)
-        return responses.JSONResponse(found, status)
-    except errors.ForebayError as error:
-        return responses.JSONResponse(error.openai(), status_code=error.status)
-    except (manifest.ManifestDamaged, postings.PostingsDamaged) as error:
-        return _internal(str(error))
-    except OSError as error:
-        return _internal(f"{error.filename or 'state folder'}: {error.strerror or error}")
-    except duckdb.OutOfMemoryException:
-        return _internal(
-            "this report needs more memory: ask for less, or raise accounting.memory_mb"
-        )
-    except (duckdb.Error, ValueError, ArithmeticError) as error:
-        first = str(error).partition("\n")[0]
-        return _internal(f"this report can't be made: {first}: ask for another window or team")
-
-
 def known_month(text: str) -> str:
     """Return ``YYYY-MM`` if it is a month from 1970 on; raises `errors.BadRequest`."""
     try:
@@ -378,11 +354,6 @@ def known_month(text: str) -> str:
             f"invalid month {text!r}: nothing is recorded before 1970", param="month"
         )
     return text
-
-
-def _internal(message: str) -> fastapi.Response:
-    error = errors.Internal(message)
-    return responses.JSONResponse(error.openai(), status_code=error.status)
 
 
 def _window(asked: _Asked) -> dict[str, int]:

@@ -66,6 +66,21 @@ class Accounting:
     rows_at_most: int = setting(
         100_000, "Rows in one answer of facct; more is told, never cut in silence.", least=1
     )
+    reports_at_once: int = setting(
+        4, "Reports that one gateway process makes at once; more wait.", least=1, most=64
+    )
+    reports_each: int = setting(
+        2, "Of these, of one user: the others' never wait behind them.", least=1, most=64
+    )
+    report_wait_s: float = setting(
+        20.0, "How long a report waits for its turn before it is refused.", unit="s", least=0
+    )
+    report_at_most_s: float = setting(
+        300.0,
+        "Longest reading of the records for one report; longer ones are ended.",
+        unit="s",
+        least=1,
+    )
     time_zone: str = setting(
         "UTC",
         "Zone whose months are billed, such as Europe/Berlin; a closed month keeps the borders it had.",

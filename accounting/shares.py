@@ -12,8 +12,9 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-_QUANTA = 1 << 28  # weights are counted in these; an amount times it stays below 2⁶³
-MOST = 1 << 34  # the largest amount: 286 GPUs for a minute
+_QUANTA = 1 << 28  # weights are counted in these, or in fewer: an amount times it stays below 2⁶³
+_ROOM = 1 << 62
+MOST = 1 << 42  # the largest amount: 73,000 GPUs for a minute, with weights to one in a million
 
 
 def spread(amount: Ints, start: Ints, end: Ints, first: Ints, last: Ints) -> Ints:
@@ -46,13 +47,15 @@ def largest_remainder(amounts: Ints, group: Ints, weights: Ints) -> Ints:
     if not len(group):
         return np.zeros(0, np.int64)
     if amounts.max() > MOST:
-        raise ValueError(f"{amounts.max()} is too much to be shared out at once")
+        raise ValueError(f"{amounts.max()} GPU-µs of one replica in one period: more than {MOST}")
     starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
     sizes = np.diff(np.r_[starts, len(group)])
     total = np.repeat(np.add.reduceat(weights, starts), sizes)
     weights = np.where(total == 0, 1, weights)
     total = np.repeat(np.add.reduceat(weights, starts), sizes)
-    quanta = np.rint(weights / total * _QUANTA).astype(np.int64)
+    # By each group's own amount: what others have beside it changes no part of it.
+    fine = np.minimum(_QUANTA, _ROOM // np.maximum(amounts, 1))[group]
+    quanta = np.rint(weights / total * fine).astype(np.int64)
     whole = np.repeat(np.add.reduceat(quanta, starts), sizes)
     wanted = amounts[group] * quanta
     parts, remainder = wanted // whole, wanted % whole

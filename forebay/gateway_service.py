@@ -179,6 +179,7 @@ class _Parts:
         here, registry, time = self._here, self._registry, self._time
         books = here.config.table(accounting_settings.Accounting)
         batch = here.config.table(batch_settings.BatchJobsSettings)
+        site = quotas.routes(here, registry, self._port.associations, time)
         return (
             batch_routes.router(self._jobs, state_dir=here.state, options=batch, clock=time),
             openai_api.router(self._jobs, state_dir=here.state, options=batch, clock=time),
@@ -188,7 +189,7 @@ class _Parts:
                 port=self._port,
                 accounts=select.account_books(here.config.table(slurm_settings.SlurmSettings)),
             ),
-            billing_routes.router(here.state, table=books, time=time),
+            billing_routes.router(here.state, table=books, time=time, teams=site.known_teams),
             admin.router(registry, self._fleet, time),
-            quota_routes.router(quotas.routes(here, registry, self._port.associations, time)),
+            quota_routes.router(site),
         )

@@ -78,29 +78,45 @@ class Site:
     teams: frozenset[str] = frozenset()
     warn_percent: int = 80
 
+    def known_teams(self) -> frozenset[str]:
+        """Return the teams that an account in Slurm, an API key or the configuration names; it blocks.
+
+        Raises:
+            errors.NoReplica: Slurm does not answer.
+        """
+        return self._teams(self._people())
+
+    def _people(self) -> Sequence[slurm.Association] | None:
+        """Return Slurm's associations, None where it keeps none."""
+        try:
+            return self.associations()
+        except slurm.AccountingOff:
+            return None
+        except slurm.SlurmError as error:
+            raise errors.NoReplica(
+                "Slurm does not answer, so the team can't be checked: try later, or --force",
+                retry_after_s=10.0,
+            ) from error
+
+    def _teams(self, people: Sequence[slurm.Association] | None) -> frozenset[str]:
+        keys = self.registry.keys.list()
+        accounts = (row.account for row in people or ())
+        return frozenset((*self.teams, *(key.team for key in keys), *accounts))
+
     def check_owner(self, wish: Wish) -> None:
         """Refuse owners that nobody knows: most are slips of the pen.
 
         Raises:
             errors.BadRequest: the team, user, key or model is not known; errors.NoReplica: nobody can tell.
         """
-        try:
-            people: Sequence[slurm.Association] | None = self.associations()
-        except slurm.AccountingOff:
-            people = None
-        except slurm.SlurmError as error:
-            raise errors.NoReplica(
-                f"Slurm does not answer, so team {wish.team} can't be checked: try later, or --force",
-                retry_after_s=10.0,
-            ) from error
+        people = self._people()
         if wish.model and wish.model not in self.registry.catalog.tiers():
             raise errors.BadRequest(
                 f"model {wish.model}: not known here; see `fctl show models`, or --force",
                 param="model",
             )
         keys = self.registry.keys.list()
-        teams = {*self.teams, *(key.team for key in keys), *(row.account for row in people or ())}
-        if wish.team not in {*teams, quota_limits.EVERY}:
+        if wish.team not in {*self._teams(people), quota_limits.EVERY}:
             raise errors.BadRequest(
                 f"team {wish.team}: no such account in Slurm and no API key of it; check the name, "
                 "or --force",

@@ -5,6 +5,7 @@ import itertools
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -140,10 +141,31 @@ def test_a_split_adds_up_and_is_fair(groups: list[tuple[int, list[int]]]) -> Non
         mine = parts[shares.ints(member) == index]
         assert int(mine.sum()) == amount
         if total := sum(weights):
-            # Weights are counted in 2⁻²⁸ of their sum; a part is off by so much of the amount, and one.
-            room = 1 + (len(weights) + 1) * amount / 2**28
+            # Weights are counted in 2⁻²⁸ of their sum (of what fits beside a large amount); a part is off by
+            # so much of the amount, and one.
+            room = 1 + (len(weights) + 1) * amount / min(2**28, 2**62 // max(1, amount))
             for part, weight in zip(mine, weights, strict=True):
                 assert abs(int(part) - amount * weight / total) <= room
+
+
+def test_a_minute_of_many_gpus_is_shared_out_and_others_change_no_part_of_it() -> None:
+    large, weights = 5_000 * 60_000_000, [1, 2, 7]
+    alone = shares.largest_remainder(
+        shares.ints([large]), shares.ints([0, 0, 0]), shares.ints(weights)
+    )
+    assert alone.tolist() == pytest.approx([large * w / 10 for w in weights], rel=1e-6)
+    beside = shares.largest_remainder(
+        shares.ints([large, 3, shares.MOST]),
+        shares.ints([0, 0, 0, 1, 2, 2]),
+        shares.ints([*weights, 1, 1, 1]),
+    )
+    assert beside[:3].tolist() == alone.tolist()
+    assert beside.sum() == large + 3 + shares.MOST
+
+
+def test_more_than_any_replica_holds_is_refused_and_says_how_much() -> None:
+    with pytest.raises(ValueError, match="GPU-µs of one replica"):
+        shares.largest_remainder(shares.ints([shares.MOST + 1]), shares.ints([0]), shares.ints([1]))
 
 
 @given(

@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import bill, billing, manifest, postings, rates, rollup, settings, ship, spool
+from accounting import (
+    bill,
+    billing,
+    books,
+    manifest,
+    postings,
+    rates,
+    rolling,
+    rollup,
+    settings,
+    ship,
+    spool,
+)
 from scheduler.contracts import clock, errors
 from tests.unit.accounting import samples, world
 
@@ -137,7 +149,7 @@ def test_a_rate_from_the_middle_of_a_month_makes_two_lines(
     change = world.NOON + 2 * SECOND
     office.add_rates(
         rates.body("chat", "batch", {Use.OUTPUT: 3_000_000}, change),
-        author="ops", reason="dearer", now_us=change,
+        author="ops", reason="dearer", now_us=NOV + 1,
     )  # fmt: skip
     write(tmp_path, "more", samples.row(
         "close", "b9", team="blue", user="bob", tier="batch", started_us=world.NOON, output_tokens=5
@@ -160,6 +172,103 @@ def test_a_rate_may_not_begin_in_what_was_priced_or_billed(office: billing.Billi
             author="ops", reason="x", now_us=DEC,
         )  # fmt: skip
     assert len(office.price_list().all) == 2
+
+
+def test_a_clock_that_went_back_an_hour_reprices_nothing(office: billing.Billing) -> None:
+    """What was used and posted after the clock's new time keeps its price."""
+    hour = 3_600 * SECOND
+    last = world.NOON + 10 * SECOND  # the end of the lease's GPU time
+    back = world.NOON - hour
+    assert office.priced_until(back) == last
+    wanted = rates.body("chat", "*", {Use.OUTPUT: 9_000_000}, world.NOON)
+    with pytest.raises(errors.BadRequest, match="begin at 2026-11-27T12:00:11"):
+        office.add_rates(wanted, author="ops", reason="x", now_us=back)
+    before = office.month("2026-11").lines
+    since = office.priced_until(back)
+    wanted = rates.body("chat", "*", {Use.OUTPUT: 9_000_000}, since)
+    office.add_rates(wanted, author="ops", reason="x", now_us=back)
+    assert office.month("2026-11").lines == before
+    # A posting of the time before the clock went back counts as well.
+    office.adjust("red", 1, "2026-11", author="o", reason="r", now_us=world.NOON + 20 * SECOND)
+    assert office.priced_until(back + 5) == world.NOON + 20 * SECOND
+    with pytest.raises(errors.BadRequest, match="held in that time"):
+        office.add_rates(wanted, author="ops", reason="x", now_us=back + 5)
+    assert office.priced_until(DEC) == DEC
+
+
+def test_a_bill_is_the_same_whatever_the_clock_of_its_rows_did(tmp_path: Path) -> None:
+    """A writer whose clock goes back an hour between two requests: each is billed once, at its own rate."""
+    hour = 3_600 * SECOND
+    office = billing.Billing(tmp_path, settings.Accounting())
+    for price, since in ((1_000_000, NOV), (2_000_000, world.NOON)):
+        office.add_rates(
+            rates.body("*", "*", {Use.OUTPUT: price}, since), author="o", reason="r", now_us=NOV
+        )
+    time = clock.FakeClock(wall_us=world.NOON + hour)
+    sink = spool.Spool(tmp_path / "spool" / "g", "g", clock=time)
+    for number, at in enumerate((world.NOON + hour // 2, world.NOON - hour // 2)):
+        time.step_wall(at - time.wall_us())
+        sink.append(samples.row("open", f"q{number}", started_us=at))
+        sink.append(samples.row("close", f"q{number}", started_us=at, output_tokens=1_000))
+    sink.close()
+    live = office.month("2026-11").lines
+    assert [(line.price, line.amount) for line in live] == [(1_000_000, 1_000), (2_000_000, 1_000)]
+    for at in (world.NOON - hour // 2, world.NOON + hour):
+        time.step_wall(at - time.wall_us())
+        ship.ship(tmp_path, time)
+        rolling.roll(books.Books(tmp_path), time)
+    assert office.month("2026-11").lines == live
+
+
+def test_a_team_is_known_by_what_it_used_or_owes(office: billing.Billing) -> None:
+    assert office.knows("red")
+    assert not office.knows("rde")
+    office.adjust("new", 7, "2026-11", author="ops", reason="x", now_us=world.NOON)
+    assert office.knows("new")
+    close(office, "2026-11", DEC)
+    assert office.knows("red")
+    assert not office.knows("rde")
+
+
+def test_what_costs_more_than_a_bill_can_hold_is_said(
+    office: billing.Billing, tmp_path: Path
+) -> None:
+    write(tmp_path, "big", samples.row("close", "big", output_tokens=10**13))
+    office.add_rates(
+        rates.body("chat", "interactive", {Use.OUTPUT: 10**12}, NOV + 1),
+        author="ops", reason="typo", now_us=NOV,
+    )  # fmt: skip
+    assert office.month("2026-11").lines
+    with pytest.raises(errors.BadRequest, match="more than a bill can hold: check its price"):
+        close(office, "2026-11", DEC)
+
+
+def test_rows_for_a_month_that_is_no_longer_looked_at_are_told(tmp_path: Path) -> None:
+    """Three closed months, one is looked at: what came late for the first is on no bill, and said."""
+    office = billing.Billing(tmp_path, settings.Accounting(late_months=1))
+    office.add_rates(
+        rates.body("*", "*", {Use.OUTPUT: 1}, 1), author="o", reason="r", now_us=1
+    )  # fmt: skip
+    days = [us(f"2026-{month:02}-10T12:00:00") for month in (8, 9, 10, 11)]
+    for number, at in enumerate(days):
+        write(
+            tmp_path,
+            f"w{number}",
+            samples.row("close", f"q{number}", started_us=at, output_tokens=10),
+        )
+    for month, end in (("2026-08", "2026-09"), ("2026-09", "2026-10"), ("2026-10", "2026-11")):
+        close(office, month, us(f"{end}-01T00:00:00"))
+    time = clock.FakeClock(wall_us=DEC)
+    rolling.roll(books.Books(tmp_path), time)
+    assert office.month("2026-11").doubtful == ()
+    write(tmp_path, "late", samples.row("close", "qq", started_us=days[0] + 1, output_tokens=7))
+    ship.ship(tmp_path, time)
+    rolling.roll(books.Books(tmp_path), time)
+    (told,) = office.month("2026-11").doubtful
+    assert "2026-08: 7 tokens more than all bills say" in told
+    wider = billing.Billing(tmp_path, settings.Accounting(late_months=3)).month("2026-11")
+    assert wider.doubtful == ()
+    assert [line.amount for line in wider.lines if line.late] == [7]
 
 
 def test_a_closed_month_does_not_change_and_late_rows_are_billed_once(
