@@ -11,7 +11,7 @@ every request. What ends a connection is never written into an answer that runs:
 """
 
 import asyncio
-import contextlib
+import logging
 import math
 import urllib.parse
 from collections.abc import Iterable
@@ -24,6 +24,7 @@ from gateway import exchange, heads, hotpath
 from scheduler.contracts import errors
 
 SWEEP_S = 0.25
+_log = logging.getLogger(__name__)
 _LINGER_S = 1.0
 _FLOOD_BYTES = 1024 * 1024  # thrown away behind a last answer; who sends more does not wait for it
 _HEAD_BYTES = 64 * 1024  # of a request line with its headers; proxies in front allow less
@@ -277,5 +278,9 @@ async def sweep(connections: Iterable[Any]) -> None:
         await asyncio.sleep(SWEEP_S)
         now = loop.time()
         for connection in list(connections):
-            with contextlib.suppress(AttributeError):
+            try:
                 connection.rest(now)
+            except Exception:
+                # One that can't be looked at must not keep the others open for ever.
+                _log.exception("a connection could not be looked at: it ends")
+                connection.transport.abort()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from gateway import protocol
 from tests.unit.gateway import harness
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -71,6 +72,35 @@ async def test_a_head_that_does_not_come_is_not_waited_for() -> None:
                 said = await asyncio.wait_for(reader.read(), 20)
                 assert said.startswith(says)
                 assert bool(said) is bool(says)
+
+
+class _Odd:
+    """A connection that notes when it is looked at, or can't be."""
+
+    def __init__(self, seen: list[str], name: str, *, odd: bool) -> None:
+        self.transport = self
+        self._seen, self._name, self._odd = seen, name, odd
+
+    def rest(self, now: float) -> None:
+        if self._odd:
+            raise AttributeError("a fault of ours")
+        self._seen.append(self._name)
+
+    def abort(self) -> None:
+        self._seen.append(f"{self._name} aborted")
+
+
+async def test_a_fault_in_one_connection_ends_that_one_and_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(protocol, "SWEEP_S", 0.0)
+    seen: list[str] = []
+    connections = [_Odd(seen, "odd", odd=True), _Odd(seen, "even", odd=False)]
+    sweeping = asyncio.create_task(protocol.sweep(connections))
+    await harness.until(lambda: len(seen) >= 4)
+    sweeping.cancel()
+    assert seen[:4] == ["odd aborted", "even"] * 2
+    assert "a fault of ours" in caplog.text
 
 
 async def test_large_bodies_in_odd_chunks_pass() -> None:
