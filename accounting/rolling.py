@@ -188,10 +188,16 @@ def _set_aside(target: Path, aside: Path) -> None:
 
 
 def _known(target: Path) -> tuple[dict[str, int], int]:
-    with rollup.opened(target, write=True) as session:
-        rollup.create(session)
-        applied = dict(session.execute("SELECT day, generation FROM applied").fetchall())
-        floor_us = _number(session, "SELECT value FROM facts WHERE name = 'minutes_from'", 0)
+    made = not target.exists()
+    try:
+        with rollup.opened(target, write=True) as session:
+            rollup.create(session)
+            applied = dict(session.execute("SELECT day, generation FROM applied").fetchall())
+            floor_us = _number(session, "SELECT value FROM facts WHERE name = 'minutes_from'", 0)
+    except duckdb.Error:
+        if made:  # a full disk leaves a file that looks damaged
+            _remove(target)
+        raise
     return applied, floor_us
 
 

@@ -19,7 +19,7 @@ import dataclasses
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ _IDLE_EMPTY_S = 86_400.0
 LOST = "gateway died before the answer"
 RETIRED_US = 900_000_000  # a reading takes seconds; its files stay for a quarter of an hour
 _REMEMBER_US = 3_600_000_000  # a reader that has read a segment needs its name for seconds
+_REMEMBERED = 256
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,10 +163,11 @@ def settled(folder: Path, clock: clocks.Clock) -> manifests.Manifest:
             folder, current
         )  # from now on, files without a manifest mean that it was lost
     now = clock.wall_us()
-    ended = {name for name, at in current.retired.items() if abs(now - at) > RETIRED_US}
+    retired = _not_later(current.retired, now)
+    ended = {name for name, at in retired.items() if now - at > RETIRED_US}
     for name in ended:
         (folder / name).unlink(missing_ok=True)
-    kept = {name: at for name, at in current.retired.items() if name not in ended}
+    kept = {name: at for name, at in retired.items() if name not in ended}
     known = {each.path for each in current.files} | set(kept)
     for path in folder.glob("*/day=*/*"):
         if str(path.relative_to(folder)) in known:
@@ -326,7 +328,11 @@ def _publish(
     clock: clocks.Clock,
 ) -> manifests.Manifest:
     now = clock.wall_us()
-    remembered = {name: at for name, at in current.segments.items() if abs(now - at) < _REMEMBER_US}
+    shipped = _not_later(current.segments, now)
+    newest = sorted(shipped, key=shipped.__getitem__)[-_REMEMBERED:]  # whatever the clock says
+    remembered = {
+        name: at for name, at in shipped.items() if now - at < _REMEMBER_US or name in newest
+    }
     fresh = dataclasses.replace(
         current,
         generation=current.generation + 1,
@@ -335,6 +341,11 @@ def _publish(
     )
     manifests.save(folder, fresh)
     return fresh
+
+
+def _not_later(times: Mapping[str, int], now: int) -> dict[str, int]:
+    """Return times as they are after the clock was set back: none lies ahead, so none waits for long."""
+    return {name: min(at, now) for name, at in times.items()}
 
 
 def _remove(state_dir: Path, path: Path, *, damaged: bool) -> None:

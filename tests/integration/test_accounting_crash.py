@@ -18,7 +18,6 @@ import pytest
 from accounting import (
     books,
     compact,
-    decoding,
     manifest,
     rolling,
     rollup,
@@ -26,8 +25,7 @@ from accounting import (
     ship,
     spool,
 )
-from scheduler.contracts import clock, errors
-from tests import services
+from scheduler.contracts import clock
 from tests.integration import accounting_victims
 from tests.unit.accounting import samples
 
@@ -359,44 +357,3 @@ def names_in(kept: books.Books, counted: dict[str, list[str]]) -> list[str]:
         except FileNotFoundError:
             continue  # its quarter of an hour is over in no time here
         return names
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = False
-    if os.geteuid() == 0:
-        command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-        mounted = subprocess.run(command, check=False, capture_output=True).returncode == 0
-    services.require(mounted, "root and mount, for a small file system")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
-async def test_a_really_full_disk_refuses_early_and_loses_nothing(
-    small_disk: Path, fake_clock: clock.FakeClock
-) -> None:
-    sink = spool.Spool(small_disk / "spool", "w", segment_bytes=1, clock=fake_clock)
-    admitted = 0
-    refusal = ""
-    while not refusal:
-        try:
-            sink.ready()
-        except errors.RecordingUnavailable as error:
-            refusal = error.message
-        else:
-            sink.append(samples.row("open", f"q{admitted}"))
-            await sink.sync()
-            admitted += 1
-    assert "No space left on device" in refusal
-    assert admitted > 300
-    for number in range(admitted - 100, admitted):  # those in flight
-        sink.append(samples.row("close", f"q{number}"))
-    await sink.sync()
-    sink.close()
-    rows = [row for path in ship.segments(small_disk) for row in decoding.read_segment(path).rows]
-    assert len(rows) == admitted + 100
