@@ -51,6 +51,7 @@ class LocalRoom:
         self._ttft: collections.defaultdict[str, collections.deque[tuple[float, float]]] = (
             collections.defaultdict(lambda: collections.deque(maxlen=64))
         )
+        self._arrived: collections.Counter[str] = collections.Counter()
         self._reckon = reckoning.Reckoning(deps.settings, deps.clock)
         self.loads = load.Loads()
         self._placer = placing.Placer(self.loads, draw, deps.settings)
@@ -111,6 +112,8 @@ class LocalRoom:
         known, now = self._standing(), self.now
         if asking.request_id in self._waiters:
             self._replaced(asking)
+        elif asking.tier is not requests.Tier.BATCH:
+            self._arrived[asking.model] += 1
         draw = self._draw()
         needs = self._reckon.needs(asking, known, draw)
         if self._hopeless(asking.model, needs.version, now):
@@ -298,6 +301,7 @@ class LocalRoom:
                 in_flight=self.loads.by_tier(model),
                 oldest_wait_s=self.oldest_wait_s(model),
                 ttft_ms=tuple(ms for at, ms in self._ttft[model] if at >= since),
+                arrived=self._arrived[model],
             )
             for model in sorted(models)
         ]

@@ -239,6 +239,7 @@ class Demand:
         in_flight: requests dispatched and not closed, by tier.
         oldest_wait_s: seconds that the head of the interactive queue has waited.
         ttft_ms: newest interactive TTFTs, at most 64.
+        arrived: interactive and standard requests that came since the gateway's process began.
     """
 
     model: str
@@ -246,3 +247,4 @@ class Demand:
     in_flight: Mapping[str, int]
     oldest_wait_s: float = 0.0
     ttft_ms: tuple[float, ...] = ()
+    arrived: int = 0

@@ -203,6 +203,7 @@ def demand_to_pb(demand: fleet.Demand) -> pb.Demand:
         in_flight=dict(demand.in_flight),
         oldest_wait_s=demand.oldest_wait_s,
         ttft_ms=demand.ttft_ms,
+        arrived=demand.arrived,
     )
 
 
@@ -214,4 +215,5 @@ def demand_from_pb(message: pb.Demand) -> fleet.Demand:
         in_flight=dict(message.in_flight),
         oldest_wait_s=message.oldest_wait_s,
         ttft_ms=tuple(message.ttft_ms),
+        arrived=message.arrived,
     )

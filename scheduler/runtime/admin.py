@@ -47,11 +47,11 @@ class NewKey(pydantic.BaseModel):
 
 
 class Scale(pydantic.BaseModel):
-    """How many replicas of a model's version are kept warm."""
+    """How many replicas of a model's version are kept warm; null: what forebay.toml says."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
-    replicas: int = pydantic.Field(ge=0, le=MAX_REPLICAS)
+    replicas: int | None = pydantic.Field(ge=0, le=MAX_REPLICAS)
     version: Name | None = None
 
 

@@ -150,6 +150,7 @@ class Applier:
             ordered=now,
             revision=entry.revision + 1,
             created_us=self._time.wall_us(),
+            served=False,
         )
         await self._writes.wish(entry, slot=slot, known=known)
         entry.slots[slot.slot_id] = slot
@@ -240,7 +241,7 @@ class Applier:
         changed = dataclasses.replace(known, asleep=False, wanted_role=action.role)
         await self._writes.wish(entry, known=changed)
         known.asleep, known.wanted_role = False, action.role
-        known.ordered = self._time.monotonic()
+        known.ordered, known.served = self._time.monotonic(), False
         self._live.wished()
 
     async def _set_role(self, action: actions.SetRole) -> None:

@@ -74,7 +74,12 @@ def parser() -> command_line.Parser:
     explain.add_argument("model", nargs="?", default="")
     scale = add("scale", "set how many replicas are kept warm", _scale)
     scale.add_argument("model")
-    scale.add_argument("replicas", type=int)
+    scale.add_argument(
+        "replicas",
+        type=_replicas,
+        metavar="N|auto",
+        help="a fixed number, or auto: as forebay.toml says",
+    )
     scale.add_argument("--version", default=None)
     update = add(
         "update", "change a model: model=NAME replicas=N version=V batch=hold|release", _update
@@ -178,10 +183,20 @@ def _explain(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> No
             command_line.say(line, out)
 
 
+def _replicas(text: str) -> int | None:
+    """Return a number of replicas; None for auto."""
+    if text == "auto":
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r}: a number of replicas, or auto")
+    return int(text)
+
+
 def _scale(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
     body = {"replicas": args.replicas, "version": args.version}
     answer = api.call("POST", _model(args.model, "scale"), json=body).json
-    _done(args, out, answer, f"{args.model}: {args.replicas} replicas wanted")
+    wanted = "as forebay.toml says" if args.replicas is None else f"{args.replicas} replicas wanted"
+    _done(args, out, answer, f"{args.model}: {wanted}")
 
 
 def _update(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import pydantic
 
 from scheduler.contracts import fleet, requests, settings
+from scheduler.runtime import scaling as bounds
 from scheduler.runtime import toml_lines
 
 T = TypeVar("T")
@@ -60,7 +61,16 @@ class ModelSettings:
     )
     max_context: int = settings.setting(2048, "Longest prompt plus output.", unit="tokens", least=1)
     gpus: int = settings.setting(1, "GPUs of one replica.", least=0)
-    replicas: int = settings.setting(1, "Replicas kept warm.", least=0)
+    replicas: int = settings.setting(
+        1, "Replicas kept warm, where `scaling` says nothing.", least=0
+    )
+    scaling: Mapping[str, Any] = settings.setting(
+        {},
+        "Bounds of the autoscaler; without any, `replicas` is fixed. floor: kept warm always; minimum, "
+        "maximum (0: no bound); batch_floor, batch_maximum: lent to batch beyond the need; requests_per_s "
+        "and concurrency: what a replica takes within its SLOs; idle_to_zero_s; park_gb: host memory in "
+        "10^9 bytes that it takes parked.",
+    )
     role: fleet.Role = settings.setting(
         fleet.Role.SHARED, "What a replica takes in calm: interactive, shared or batch."
     )
@@ -85,6 +95,7 @@ class ModelSettings:
     def __post_init__(self) -> None:
         if self.reserved_seats > self.seats:
             raise ValueError(f"reserved_seats {self.reserved_seats} exceed seats {self.seats}")
+        bounds.from_mapping(self.scaling)
         if self.weight > 100:
             raise ValueError(f"weight {self.weight} is over 100 percent")
         if self.engine is not fleet.EngineKind.SIMULATED and not self.weights:

@@ -55,7 +55,11 @@ class LeaseEntry:
 
 @dataclasses.dataclass(slots=True)
 class ReplicaEntry:
-    """A replica that is not final, and what is wanted of it; see `snapshot.KnownReplica`."""
+    """A replica that is not final, and what is wanted of it; see `snapshot.KnownReplica`.
+
+    Attributes:
+        served: whether it has served since `ordered`, when it was started or woken.
+    """
 
     replica: fleet.Replica
     run: bool
@@ -68,6 +72,7 @@ class ReplicaEntry:
     stats_at: float | None = None
     missing_since: float | None = None
     asleep: bool = False
+    served: bool = True
 
     @property
     def parked(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from scheduler.contracts import fleet, ids, slurm, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.core import autoscale, backoff, ladder, replicas, snapshot
-from scheduler.runtime import entries, hosts
+from scheduler.runtime import arrivals, entries, hosts, scaling
 from scheduler.runtime.registry import holdings
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ class Live:
         self.ladder_memory: Mapping[str, ladder.Memory] = {}
         self.scale_memory: Mapping[tuple[str, str], autoscale.Memory] = {}
         self.lent_at: float | None = None
+        self.starts = scaling.Starts()
+        self.rates = arrivals.Rates()
         self.jobs: tuple[slurm.Job, ...] | None = None
         self.nodes: tuple[slurm.Node, ...] = ()
         self.hung_up: set[ids.LeaseId] = set()  # agents that left since the last tick
@@ -145,11 +147,14 @@ class Live:
     def absorb_demand(self, gateway_id: str, demand: dict[str, fleet.Demand], now: float) -> None:
         """Take what a gateway has waiting."""
         self.demand[gateway_id] = (now, demand)
+        for model, part in demand.items():
+            self.rates.note(gateway_id, model, part.arrived, now)
         self.heard.ring()
 
     def forget_gateway(self, gateway_id: str) -> None:
         """A gateway has left."""
         self.demand.pop(gateway_id, None)
+        self.rates.forget(gateway_id)
         self.heard.ring()
 
     def change_lease(self, lease: fleet.Lease, now: float) -> None:
@@ -344,6 +349,9 @@ class Live:
         key = (after.spec.model, after.spec.version)
         if after.state is fleet.ReplicaState.SERVING:
             self.failures.pop(key, None)
+            if not known.served:
+                known.served = True
+                self.starts.note(key, now - known.ordered, woken=after.incarnation > 1)
         if not replicas.replica_final(after.state) or not known.run:
             return
         if self.leases[known.replica.lease_id].leaving:

@@ -1,6 +1,7 @@
 """Takes the picture that a plan is made from, and polls Slurm for it."""
 
 import asyncio
+import dataclasses
 import logging
 import math
 from collections.abc import Iterable
@@ -124,15 +125,33 @@ def collect(picture: live.Live, time: clock.Clock, options: settings.Settings) -
         strangers=tuple(
             stranger for entry in picture.leases.values() for stranger in entry.strangers
         ),
-        deployments=picture.deployments,
+        deployments=_bounded(picture),
         demand=demand(picture, now, options),
         failures=dict(picture.failures),
         lease_pause=picture.lease_pause,
         ladder_memory=picture.ladder_memory,
         gpus=options.fleet_gpus,
+        rates=picture.rates.by_model(),
         scale_memory=picture.scale_memory,
         lent_at=picture.lent_at,
     )
+
+
+def _bounded(picture: live.Live) -> tuple[snapshot.Deployment, ...]:
+    """Return the deployments, with what was measured of starts and their part of the model's traffic."""
+    found: list[snapshot.Deployment] = []
+    for deployment in picture.deployments:
+        bounds = deployment.scaling
+        if bounds is not None:
+            route = picture.routes.get(deployment.spec.model)
+            percent = route.weights.get(deployment.spec.version, 0) if route is not None else 100
+            bounds = dataclasses.replace(
+                picture.starts.applied(deployment.key, bounds), share=percent / 100
+            )
+            found.append(dataclasses.replace(deployment, scaling=bounds))
+        else:
+            found.append(deployment)
+    return tuple(found)
 
 
 def _left_s(lease: fleet.Lease, now_us: int) -> float:

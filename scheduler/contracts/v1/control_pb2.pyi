@@ -534,8 +534,11 @@ class Demand(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     OLDEST_WAIT_S_FIELD_NUMBER: _builtins.int
     TTFT_MS_FIELD_NUMBER: _builtins.int
+    ARRIVED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     oldest_wait_s: _builtins.float
+    arrived: _builtins.int
+    """interactive and standard requests since the gateway's process began"""
     @_builtins.property
     def waiting(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by tier"""
@@ -554,10 +557,11 @@ class Demand(_message.Message):
         in_flight: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         oldest_wait_s: _builtins.float = ...,
         ttft_ms: _abc.Iterable[_builtins.float] | None = ...,
+        arrived: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "model", b"model", "oldest_wait_s", b"oldest_wait_s", "ttft_ms", b"ttft_ms", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "in_flight", b"in_flight", "model", b"model", "oldest_wait_s", b"oldest_wait_s", "ttft_ms", b"ttft_ms", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

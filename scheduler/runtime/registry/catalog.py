@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from scheduler.contracts import errors, fleet
-from scheduler.core import snapshot
-from scheduler.runtime import config
+from scheduler.core import autoscale, snapshot
+from scheduler.runtime import config, scaling
 from scheduler.runtime.registry import database, tables
 
 
@@ -59,6 +59,7 @@ class Catalog:
                     spec=spec_from_json(spec),
                     replicas=row.configured if row.scaled is None else row.scaled,
                     role=fleet.Role(row.role),
+                    scaling=_scaling(row),
                     hold_batch=row.hold_batch,
                     quarantined_until_us=row.quarantined_until_us,
                     quarantine_reason=row.quarantine_reason,
@@ -92,9 +93,9 @@ class Catalog:
         with self._base.read() as session:
             return {row.name: tuple(row.tiers) for row in session.scalars(sa.select(tables.Model))}
 
-    def scale(self, model: str, replicas: int, version: str | None = None) -> None:
-        """Set how many replicas are kept warm; raises `errors.ModelNotFound`."""
-        if replicas < 0:
+    def scale(self, model: str, replicas: int | None, version: str | None = None) -> None:
+        """Set how many replicas are kept warm, None: as configured; raises `errors.ModelNotFound`."""
+        if replicas is not None and replicas < 0:
             raise errors.BadRequest(f"replicas {replicas}: must be 0 or more", param="replicas")
         with self._base.write() as session:
             found = _deployments(session, model, version)
@@ -165,7 +166,16 @@ def _declare(session: orm.Session, model: config.ModelSettings, now_us: int) -> 
         session.add(wanted)
     wanted.configured = model.replicas
     wanted.role = model.role.value
+    wanted.scaling = dict(model.scaling)
     wanted.gpus = model.gpus
+
+
+def _scaling(row: tables.Deployment) -> autoscale.Scaling | None:
+    """Return the autoscaler's bounds; an admin's number goes before them."""
+    if row.scaled is not None or not row.scaling:
+        return None
+    known = {name: value for name, value in row.scaling.items() if name in scaling.NAMES}
+    return scaling.from_mapping(known)
 
 
 def _deployments(

@@ -70,6 +70,7 @@ class Deployment(Base):
     configured: orm.Mapped[int]
     scaled: orm.Mapped[int | None]
     role: orm.Mapped[str]
+    scaling: orm.Mapped[dict[str, Any]] = orm.mapped_column(server_default="{}")
     gpus: orm.Mapped[int]
     hold_batch: orm.Mapped[bool]
     quarantined_until_us: orm.Mapped[int]

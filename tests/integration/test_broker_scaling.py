@@ -1,0 +1,55 @@
+"""The autoscaler at the broker: bounds from the configuration, demand from gateways, an admin's number."""
+
+import dataclasses
+from pathlib import Path
+
+from scheduler.contracts import fleet, requests
+from scheduler.runtime import settings
+from tests import brokersite
+
+ELASTIC = dataclasses.replace(brokersite.CHAT, scaling={"floor": 1, "maximum": 3})
+QUICK = settings.Settings(scale_down_s=10.0, idle_lease_s=5.0, lease_backoff_s=0.0)
+
+
+def demand(waiting: int, in_flight: int, arrived: int) -> dict[str, fleet.Demand]:
+    tier = requests.Tier.INTERACTIVE.value
+    return {
+        "chat": fleet.Demand(
+            "chat", {tier: waiting}, {tier: in_flight}, 2.0 if waiting else 0.0, (), arrived
+        )
+    }
+
+
+async def test_a_spike_grows_to_the_maximum_and_calm_goes_back_to_the_floor(tmp_path: Path) -> None:
+    site = brokersite.Site(tmp_path, ELASTIC, options=QUICK)
+    async with site.lead() as leader:
+        await site.settle(leader)
+        assert len(site.running()) == 1
+        for tick in range(40):
+            now = site.clock.monotonic()
+            leader.live.absorb_demand("g1", demand(40, 4, 100 * tick), now)
+            await site.step(leader)
+        assert sorted(site.running().values()) == ["serving"] * 3
+        assert len(site.slurm.submitted) == 3
+        for tick in range(200):
+            now = site.clock.monotonic()
+            leader.live.absorb_demand("g1", demand(0, 0, 4_000), now)
+            await site.step(leader, 1.0)
+        assert len(site.running()) == 1
+        assert len(leader.live.leases) == 1
+
+
+async def test_an_admins_number_goes_before_the_bounds_until_auto(tmp_path: Path) -> None:
+    site = brokersite.Site(tmp_path, ELASTIC, options=QUICK)
+    async with site.lead() as leader:
+        await site.settle(leader)
+        site.registry.catalog.scale("chat", 2)
+        for _ in range(12):
+            await site.step(leader, 1.0)
+        assert len(site.running()) == 2
+        assert leader.live.deployments[0].scaling is None
+        site.registry.catalog.scale("chat", None)
+        for _ in range(60):
+            await site.step(leader, 1.0)
+        assert leader.live.deployments[0].scaling is not None
+        assert len(site.running()) == 1
