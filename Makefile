@@ -58,17 +58,17 @@ bench-gateway: setup ## CPU, latency and memory a request and a token, beside vl
 	@.venv/bin/python -m tests.bench.gateway $(if $(QUICK),--quick) $(if $(REPORT),--report docs/bench/gateway.md)
 
 .PHONY: bench-prefix
-bench-prefix: setup ## cached prompt tokens and TTFT on real vLLM: random, round-robin, vllm-router, Forebay, an oracle (REQUESTS=3000)
+bench-prefix: setup ## cached prompt tokens and TTFT on real vLLM: random, round-robin, vllm-router, Forebay, an oracle (REQUESTS=3000, REPORT=1)
 	@.ci/bench-env
-	@.venv/bin/python -m tests.bench.prefix --requests $(or $(REQUESTS),3000)
+	@.venv/bin/python -m tests.bench.prefix --requests $(or $(REQUESTS),3000) $(if $(REPORT),--report docs/bench/prefix.md)
 
 .PHONY: bench-admission
 bench-admission: ## what admission costs a request with a free seat, and behind 1,000 to 100,000 that wait
 	@.venv/bin/python -m tests.bench.admission
 
 .PHONY: bench-routing
-bench-routing: ## what a routing decision, a view and a fingerprint cost with 350 replicas and 50 adapters
-	@.venv/bin/python -m tests.bench.routing
+bench-routing: ## what a routing decision, a view and a fingerprint cost with 350 replicas and 50 adapters (REPORT=1)
+	@.venv/bin/python -m tests.bench.routing $(if $(REPORT),--report docs/bench/routing.md)
 
 .PHONY: bench-accounting
 bench-accounting: setup ## a month of 100 million usage rows: to write, keep and bill, beside PostgreSQL, SQLite and plain DuckDB (ROWS=1000000, REPORT=1)
@@ -95,3 +95,7 @@ format: ## put the code in order
 
 clean: ## remove what was built here
 	rm -rf build .venv .venv-vllm-*
+
+.PHONY: simulate-day
+simulate-day: ## a simulated day of two sites, policies side by side (30 minutes; QUICK=1, REPORT=1)
+	@.venv/bin/python -m tests.bench.simulation $(if $(QUICK),--quick) $(if $(REPORT),--report docs/bench/simulation.md)

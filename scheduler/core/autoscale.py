@@ -12,6 +12,7 @@ from typing import Protocol
 
 KV_FULL = 0.9  # share of KV blocks held by interactive sequences that counts as pressure
 PRESSURE = 0.5  # of the TTFT SLO, as for rung 1
+MOST = 10_000  # far above any site: a rate that is a slip must not become a number that nobody can hold
 GROWTH = 0.25  # replicas added under pressure, as a share of those that serve
 
 
@@ -174,13 +175,13 @@ def _asked(scaling: Scaling, signal: Signal, ticks: int, settings: Settings) -> 
     """Return the largest number that a signal asks for, and that signal."""
     room = (scaling.concurrency or signal.seats) * settings.scale_fill
     held = signal.waiting + signal.in_flight
-    found = [(math.ceil(held / room) if held else 0, f"{held} requests in flight or waiting")]
+    found = [(_count(held / room), f"{held} requests in flight or waiting")]
     takes = scaling.requests_per_s * settings.scale_fill
     if takes > 0 and signal.rate is not None:
-        found.append((math.ceil(signal.rate / takes), f"{signal.rate:.1f} requests/s"))
+        found.append((_count(signal.rate / takes), f"{signal.rate:.1f} requests/s"))
     if takes > 0 and signal.outlook is not None:
         text = f"the forecast holds {signal.outlook:.1f} requests/s possible"
-        found.append((math.ceil(signal.outlook / takes), text))
+        found.append((_count(signal.outlook / takes), text))
     if ticks >= settings.pressure_ticks and signal.serving:
         more = signal.serving + max(1, math.ceil(signal.serving * GROWTH))
         text = (
@@ -189,6 +190,10 @@ def _asked(scaling: Scaling, signal: Signal, ticks: int, settings: Settings) -> 
         )
         found.append((more, text))
     return max(found, key=lambda item: item[0])
+
+
+def _count(replicas: float) -> int:
+    return math.ceil(min(replicas, MOST))
 
 
 def _bound(scaling: Scaling, signal: Signal, asked: int, wanted: int) -> str:

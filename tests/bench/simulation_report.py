@@ -1,0 +1,136 @@
+"""The page that `make simulate-day REPORT=1` writes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scheduler.sim import policies
+from tests.bench import simulation
+
+METHOD = """\
+`make simulate-day REPORT=1` writes this page and the picture beside it.
+
+Virtual time; every decision is made by `scheduler.core.plan`, the planner that the broker runs: the
+simulator gives it the broker's snapshot and carries out its actions. Engines follow the step-time model t =
+a + b·prefill + c·decode + d·KV (`scheduler/sim/engine.py`, held against the step-by-step engine in
+`tests/unit/sim/test_engine.py`); its coefficients and their reasons stand in the scenario
+(`scheduler/sim/data/large-site.toml`). They are chosen so that a replica gives the reference's rates (4k
+decode and 30k prefill tokens/s a small GPU, 2.5k and 15k a large replica), not measured on a GPU. Prompts
+and outputs are log-normal, arrivals Poisson around a raised cosine with correlated bursts and spikes; 30 %
+of the prompt tokens are cached, the least that real vLLM gave behind Forebay's router (`prefix.md`). Cold
+starts take 2 to 5 minutes, a wake out of host memory 2 s and the copy. Slurm has other users' jobs on nodes
+of their own, passes two seconds apart, nodes that fail, walltimes that end.
+
+Utilisation is the share of the whole fleet's GPU-seconds in which an engine stepped, less what was computed
+twice; GPUs that nobody held, that started, drained or idled count as lost. A request's stream speed is
+(output - 1) over the time from its first to its last token. `availability_min` is the worst model's share
+of answered requests.
+"""
+
+NOT_MEASURED = """\
+- Nothing ran on a GPU: with other coefficients every figure moves. With twice the base time a step, a
+  replica takes 39 to 47 % fewer requests at 40 tokens/s a stream.
+- The router is the least loaded of at most sixteen replicas; prefix affinity is a share of cached tokens,
+  not a tree.
+- Batch sequences are a steady stream, not lines; the time that a preempted line's cache is computed again
+  is counted.
+- Without cached prompts the peak needs 1,439 GPUs of the 1,350 (`forebay plan large-site --cached 0`):
+  streams would be slower than 40 tokens/s for the two hours around it.
+- Rung 1 is the wait for one step of the deep batch; the broker's tick and the agent's hop are `make
+  bench-reclaim`'s.
+"""
+
+
+def page(found: Mapping[str, Any], picture: str, machine: str) -> str:
+    """Return the page."""
+    full = found["policies"]["full"]
+    parts = [
+        "# A simulated day, policies side by side",
+        METHOD,
+        f"Run on {machine}, {found['wall_s'] / 60:.0f} minutes.",
+        f"## The large site, {full['gpus']} GPUs of it",
+        _policies(found["policies"]),
+        "\n".join(f"- `{name}`: {each.what}" for name, each in policies.POLICIES.items()),
+        f"![GPUs by use over the day]({picture})",
+        "## What it must show",
+        _goals(found["goals"]),
+        "## Where the other GPU-seconds went",
+        _table(
+            ("policy", *full["waste_share"]),
+            [
+                (name, *(f"{share:.2%}" for share in result["waste_share"].values()))
+                for name, result in found["policies"].items()
+            ],
+        ),
+        "## From order to ready, p50 / p99 in seconds",
+        _table(
+            ("policy", *full["reclaim_s"]),
+            [
+                (name, *(_rung(each) for each in result["reclaim_s"].values()))
+                for name, result in found["policies"].items()
+            ],
+        ),
+        "## Scaled down, and at full scale",
+        _scaled(found),
+        "## The chat platform, a quarter of it",
+        _policies(found["chat_platform"]),
+        "## Recorded traces",
+        _policies(found["traces"]),
+        "## Not measured, and what would change the figures",
+        NOT_MEASURED,
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _policies(results: Mapping[str, Mapping[str, Any]]) -> str:
+    header = (
+        "policy", "utilisation", "TTFT p50 / p95 / p99 ms", "time a token p99 ms", "tokens/s, p5",
+        "answered, worst", "batch M tokens", "jobs in time",
+    )  # fmt: skip
+    rows = []
+    for name, each in results.items():
+        ttft = each["ttft_ms"]
+        rows.append(
+            (
+                name,
+                f"{each['utilisation']:.1%}",
+                f"{ttft['p50']:.0f} / {ttft['p95']:.0f} / {ttft['p99']:.0f}",
+                f"{each['tpot_ms_p99']:.1f}",
+                f"{each['tokens_per_s_p5']:.1f}",
+                f"{each['availability_min']:.3%}",
+                f"{each['batch_tokens'] / 1e6:,.0f}",
+                f"{each['batch_deadlines_met']:.0%}",
+            )
+        )
+    return _table(header, rows)
+
+
+def _goals(goals: Mapping[str, bool]) -> str:
+    texts = {name: text for name, (text, _) in simulation.GOALS.items()}
+    texts |= {
+        f"chat_{name}": f"chat platform: {text}"
+        for name, (text, _) in simulation.CHAT_GOALS.items()
+    }
+    texts["no_worse_than_any"] = "no worse than any other policy on utilisation and TTFT"
+    texts["better_on_one"] = "better than each on at least one"
+    return _table(
+        ("goal", "met"), [(texts[n], "yes" if met else "**no**") for n, met in goals.items()]
+    )
+
+
+def _scaled(found: Mapping[str, Any]) -> str:
+    rows = {
+        **found["convergence"],
+        "full scale, ten minutes from 9:00": found["full_scale"]["full"],
+    }
+    apart = ", ".join(f"{name} {share:.1%}" for name, share in found["apart"].items())
+    text = f"\n\nThe two larger factors are apart by: {apart}." if apart else ""
+    return _policies(rows) + text
+
+
+def _rung(each: Mapping[str, float]) -> str:
+    return f"{each['p50']:g} / {each['p99']:g} ({each['n']:g})" if each["n"] else ""
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
