@@ -29,11 +29,11 @@ up: setup-demo ## the same, kept running, with examples to paste
 test: setup ## every test, on the real services
 	.ci/test
 
-test-unit: ## the unit tests alone
-	$(PY) -m pytest tests/unit tests/properties -m "not long" -n 2 --dist worksteal -q
+test-unit: ## the tests of milliseconds alone
+	.ci/test unit
 
-test-long: setup ## the tests that take minutes each, beside those of `make test`
-	$(PY) -m pytest tests -m long --durations=15
+test-long: setup ## the tests that take minutes each, and forty times the examples for each property
+	.ci/test long
 
 test-pyslurm: setup ## the Slurm contract suite on pyslurm, inside a Slurm 26.05 root
 	.ci/forky

@@ -1,7 +1,8 @@
-"""Fixtures that every test may use, and which tests share a worker of `pytest -n`."""
+"""Fixtures that every test may use, how far properties look, and which tests share a worker."""
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from scheduler.contracts import clock, usage
@@ -9,6 +10,10 @@ from scheduler.contracts import clock, usage
 pytest_plugins = ["tests.realpostgres", "tests.realslurm"]
 
 TESTS = Path(__file__).parent
+# A busy machine is no fault of a property. `make test-long` looks further: --hypothesis-profile=long
+hypothesis.settings.register_profile("brief", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("long", max_examples=2_000, deadline=None)
+hypothesis.settings.load_profile("brief")
 VLLM = ("0.32", "0.31")  # the newest first: its fork server is the one of tests that name none
 
 

@@ -3,6 +3,7 @@
 import pathlib
 import tempfile
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from accounting import books, merge, spool
 from scheduler.contracts import clock, usage
 from tests.unit.accounting import samples
 
+pytestmark = pytest.mark.duckdb
 KINDS = st.sampled_from(list(usage.RowKind))
 COUNTS = st.integers(0, 3)
 
@@ -34,7 +36,7 @@ def rows(draw: st.DrawFn) -> usage.UsageRow:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(rows(), max_size=12))
 def test_the_view_says_what_the_rules_say(written: list[usage.UsageRow]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -194,13 +194,11 @@ class QueueMachine(stateful.RuleBasedStateMachine):
         assert self.queue.expire(float("inf")) == ()
 
 
-QueueMachine.TestCase.settings = hypothesis.settings(
-    max_examples=60, stateful_step_count=40, deadline=None
-)
+QueueMachine.TestCase.settings = hypothesis.settings(stateful_step_count=40, deadline=None)
 TestQueue = QueueMachine.TestCase
 
 
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(deadline=None)
 @hypothesis.given(
     costs=st.lists(st.floats(10, 3000), min_size=2, max_size=6),
     draw=st.randoms(use_true_random=False),
@@ -230,7 +228,7 @@ def test_backlogged_teams_get_equal_service(costs: list[float], draw: object) ->
     assert max(had.values()) - min(had[team] for team in teams) <= 2 * max(costs)
 
 
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(deadline=None)
 @hypothesis.given(flood=st.integers(1, 200), share=st.integers(2, 12), age_s=st.floats(0, 50))
 def test_standard_never_starves(flood: int, share: int, age_s: float) -> None:
     """A standard request goes after `age_s` and at most `share` turns for each that is before it."""

@@ -40,7 +40,7 @@ def write(path: Path, entries: list[journal.Entry]) -> None:
 
 
 @given(entries=ENTRIES, cut=st.floats(0, 1), tail=st.binary(max_size=20))
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 def test_a_cut_anywhere_leaves_a_prefix(
     entries: list[journal.Entry], cut: float, tail: bytes
 ) -> None:
@@ -72,7 +72,7 @@ def test_a_cut_anywhere_leaves_a_prefix(
     order=st.sampled_from(list(model.Order)),
     ending=st.sampled_from([model.Ending.CANCELLED, model.Ending.EXPIRED]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 def test_every_id_stands_once_in_the_results_of_a_cut_journal(
     entries: list[journal.Entry], cut: float, order: model.Order, ending: model.Ending
 ) -> None:
@@ -119,14 +119,14 @@ FIELDS = st.fixed_dictionaries(
 
 
 @given(data=st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_no_bytes_break_the_parser(data: bytes) -> None:
     found = lines.parse(lines.RawLine(1, data), lines.Rules())
     assert found is None or found.number == 1
 
 
 @given(fields=FIELDS)
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_no_fields_break_the_parser(fields: dict[str, object]) -> None:
     found = lines.parse(lines.RawLine(1, json.dumps(fields).encode()), lines.Rules())
     if isinstance(found, lines.Line):

@@ -94,7 +94,7 @@ def check_gpus(snap: snapshot.Snapshot) -> None:
     assert all(count == 1 for count in counts.values()), counts
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(snapshots())
 def test_no_gpu_is_given_twice(snap: snapshot.Snapshot) -> None:
     world = plans.World(snap)
@@ -103,7 +103,7 @@ def test_no_gpu_is_given_twice(snap: snapshot.Snapshot) -> None:
         check_gpus(world.snap)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(snapshots())
 def test_applied_and_planned_again_nothing_is_asked_for(snap: snapshot.Snapshot) -> None:
     world = plans.World(snap)
@@ -115,7 +115,7 @@ def test_applied_and_planned_again_nothing_is_asked_for(snap: snapshot.Snapshot)
     assert world.think().actions == ()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(snapshots())
 def test_never_more_starts_than_are_wanted(snap: snapshot.Snapshot) -> None:
     made = plans.World(snap).think()
@@ -132,7 +132,7 @@ def test_never_more_starts_than_are_wanted(snap: snapshot.Snapshot) -> None:
         assert not starts
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(snapshots())
 def test_nothing_ends_without_slurms_word_or_silence(snap: snapshot.Snapshot) -> None:
     made = plans.World(snap).think()

@@ -36,8 +36,7 @@ class Model:
         self.lengths: Iterator[float] = itertools.cycle(lengths)
         self.names = itertools.count()
         made = [
-            harness.make_replica(f"r{number}", seats=seats)
-            for number, seats in enumerate(replicas)
+            harness.make_replica(f"r{number}", seats=seats) for number, seats in enumerate(replicas)
         ]
         self.source = ports.StaticFleet(harness.make_view(made, max_context=65536))
         deps = dependencies.Dependencies(
@@ -102,7 +101,7 @@ def staggered(longest: int) -> list[float]:
     return [1.0 + STEP_S * (number % (4 * longest)) for number in range(0, 64, 3)]
 
 
-@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.settings(deadline=None)
 @hypothesis.given(
     replicas=st.lists(st.integers(2, 6), min_size=1, max_size=3),
     lengths=st.lists(st.floats(0.5, 6.0), min_size=1, max_size=20),

@@ -151,7 +151,7 @@ STEPS = strategies.lists(
 
 
 @hypothesis.given(STEPS, strategies.integers(1, 4), strategies.integers(0, 4))
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(deadline=None)
 def test_every_seat_comes_back_whatever_happens(
     steps: list[tuple[str, int, requests.Tier, int]], total: int, reserved: int
 ) -> None:

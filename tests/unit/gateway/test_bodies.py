@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway import checks, dispatch
 from scheduler.contracts import errors, ids, requests, resume
-from tests.unit.gateway import harness
+from tests.unit.gateway import harness, test_trouble
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -32,7 +32,7 @@ def slow(raw: bytes) -> Any:
     return value
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None)
 @given(VALUES, st.integers(0, 200), st.integers(0, 255), st.booleans())
 def test_the_fast_parser_says_what_the_slow_one_says(
     value: Any, at: int, byte: int, spoil: bool
@@ -89,3 +89,16 @@ def test_our_own_fields_and_a_resume_are_not_the_clients() -> None:
     assert set(json.loads(dispatch.upstream_body(plain, begun))) == {"model", resume.FIELD}
     made = dataclasses.replace(plain, raw=b"", body={"model": "x", "n": 2})
     assert json.loads(dispatch.upstream_body(made)) == {"model": "chat", "n": 2}
+
+
+async def test_only_an_answer_without_a_bound_of_its_own_is_given_one() -> None:
+    async with (
+        harness.one_replica(harness.hello, output_most_tokens=77) as (served, fake),
+        test_trouble.http(served) as http,
+    ):
+        bare = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
+        for more in ({}, {"max_tokens": 9}, {"max_completion_tokens": 9}):
+            assert (await http.post("/v1/chat/completions", json={**bare, **more})).is_success
+    told = [received.headers.get("x-forebay-most-tokens") for received in fake.received]
+    assert told == ["77", None, None]
+    assert "max_tokens" not in fake.received[0].body  # a bound that its prompt leaves no room for

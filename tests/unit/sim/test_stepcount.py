@@ -38,7 +38,7 @@ def test_a_request_that_never_fits_is_refused() -> None:
         stepcount.run([stepcount.Request(0, 90, 20)], slots=1, kv_tokens=100)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40), st.integers(1, 30)), max_size=30),
     st.integers(1, 8),
