@@ -118,9 +118,6 @@ def of(request: requests.InferenceRequest, chunk_bytes: int = prefixes.CHUNK_BYT
     body, caller = request.body, request.caller
     chars, size = _measured(body)
     size = max(size, len(request.raw))
-    limit = 0
-    for name in _LIMITS:
-        limit = limit or body.get(name) or 0
     return Asking(
         request.request_id,
         request.model,
@@ -134,7 +131,7 @@ def of(request: requests.InferenceRequest, chunk_bytes: int = prefixes.CHUNK_BYT
         request.adapter,
         sequences(body),
         prompt_ids(body),
-        limit if isinstance(limit, int) else 0,
+        most_tokens(body),
         chars,
         size,
         request.cache_hint,
@@ -142,6 +139,14 @@ def of(request: requests.InferenceRequest, chunk_bytes: int = prefixes.CHUNK_BYT
         request.endpoint.value,
         *everything(body, chars),
     )
+
+
+def most_tokens(body: Mapping[str, Any]) -> int:
+    """Return the most that each sequence may sample as the body says, 0 if it does not."""
+    limit = 0
+    for name in _LIMITS:
+        limit = limit or body.get(name) or 0
+    return limit if isinstance(limit, int) else 0
 
 
 def needs(

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from gateway import emitted, metrics, recording, replica, resolve, settings, waiting
+from gateway import asks, emitted, metrics, recording, replica, resolve, settings, waiting
 from scheduler.contracts import errors, frames, quota, requests, resume, tracing, usage
 
 _DONE = b"data: [DONE]"
@@ -209,6 +209,7 @@ class Dispatcher:
             record.identity,
             options.stream_idle_s if job.request.stream else options.answer_timeout_s,
             job.request.traceparent if span is None else span.traceparent,
+            0 if asks.most_tokens(job.request.body) else options.output_most_tokens,
         )
         async with self._client.open(grant.replica, call) as answer:
             last = await self._forward(answer, job, record, grant)

@@ -23,6 +23,14 @@ _HEAD = (
 )
 
 
+def _more(call: "Call") -> bytes:
+    """Return the headers that not every request has."""
+    more = b"X-Forebay-Most-Tokens: %d\r\n" % call.most_tokens if call.most_tokens else b""
+    if call.traceparent is not None:
+        more += b"traceparent: %b\r\n" % call.traceparent.encode()
+    return more
+
+
 class Full(Exception):
     """The replica has no seat; nothing was computed."""
 
@@ -62,6 +70,7 @@ class Call:
         identity: the attempt, for the replica's own usage row.
         silence_s: seconds without a byte after which the replica counts as lost.
         traceparent: the trace that the request belongs to, if any.
+        most_tokens: bound of each sequence's output where the body names none, 0 if there is none.
     """
 
     path: str
@@ -69,6 +78,7 @@ class Call:
     identity: usage.Identity
     silence_s: float
     traceparent: str | None = None
+    most_tokens: int = 0
 
 
 class Client:
@@ -144,7 +154,7 @@ class Client:
             call.identity.attempt,
             identity,
             len(call.body),
-            b"" if call.traceparent is None else b"traceparent: %b\r\n" % call.traceparent.encode(),
+            _more(call),
         )
 
     def _secret(self, replica: fleet.Replica) -> str:

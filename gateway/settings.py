@@ -143,6 +143,14 @@ class GatewaySettings:
         unit="tokens",
         least=1,
     )
+    output_most_tokens: int = setting(
+        32_768,
+        "The longest that a sequence gets whose request names no max_tokens, beside what its model's context "
+        "leaves: one that never ends would hold its seat for as long as the context is. An engine behind "
+        "HTTP that is not Forebay's goes by its own bound. 0: the context alone.",
+        unit="tokens",
+        least=0,
+    )
     output_quantile: float = setting(
         0.9,
         "Part of a team's latest answers that the room kept for the next one would have held; the rest "

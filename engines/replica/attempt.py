@@ -164,6 +164,7 @@ class Attempts:
         tap.band = requests.Tier(identity.tier).band
         tap.begun, tap.why_not = call.asked.begun, call.asked.why_not
         tap.single = call.asked.sequences == 1
+        tap.most_tokens = _most_tokens(call.scope)
         reply = response.Response(
             call.send,
             tap,
@@ -264,6 +265,14 @@ async def _call(
     served: types.ASGIApp, scope: types.Scope, receive: types.Receive, send: types.Send
 ) -> None:
     await served(scope, receive, send)
+
+
+def _most_tokens(scope: types.Scope) -> int:
+    """Return the bound that the gateway puts on an answer whose body names none, 0 if it puts none."""
+    for name, value in scope["headers"]:
+        if name == b"x-forebay-most-tokens":
+            return int(value) if value.isdigit() else 0
+    return 0
 
 
 def with_request_id(scope: types.Scope, key: str) -> types.Scope:

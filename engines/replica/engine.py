@@ -40,6 +40,7 @@ class Tap:
         single: whether it has one prompt and one choice, set before it enters.
         why_not: why this answer could not go on elsewhere, or "".
         ahead: ids of the first choice's tokens behind those handed out, whose text is held back.
+        most_tokens: bound of each sequence's output, set before it enters; 0: what the body says.
         on_first: called at the first sampled token: the prompt has been computed.
         on_some: called when `SOME` ids or more wait for `take`.
     """
@@ -57,6 +58,7 @@ class Tap:
     single: bool = True
     why_not: str = ""
     ahead: Sequence[int] = ()
+    most_tokens: int = 0
     on_first: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     on_some: Callable[[], None] | None = None
     _waiting: int = 0

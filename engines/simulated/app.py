@@ -42,6 +42,8 @@ class _Answer:
         self._key = key
         self._tap = engine.taps.find(key)
         begun = self._begun = self._tap.begun if self._tap is not None else None
+        bound = self._tap.most_tokens if self._tap is not None else 0
+        most = min(asked.max_tokens, bound or asked.max_tokens)
         prompts = [prompt for prompt in asked.prompts for _ in range(asked.n)]
         if begun is not None:
             prompts = [begun.prompt_token_ids]
@@ -51,7 +53,7 @@ class _Answer:
                 batching.Sequence(
                     key=f"{key}#{index}",
                     prompt=prompt,
-                    max_tokens=asked.max_tokens,
+                    max_tokens=most,
                     salt=_salt(asked.seed, index % asked.n),
                     ignore_eos=asked.ignore_eos,
                     min_tokens=asked.min_tokens,

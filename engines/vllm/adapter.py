@@ -120,6 +120,10 @@ class TappedLLM(async_llm.AsyncLLM):  # type: ignore[misc]  # vLLM is untyped he
                     yield output
             return
         options["priority"] = call.priority  # a caller's own word on it does not count
+        most = call.most_tokens
+        if most and (params.max_tokens is None or params.max_tokens > most):
+            params = params.clone()
+            params.max_tokens = most
         call.cannot_go_on(resumed.why_not(request_id, params, parsed=self.parsed))
         if begun is not None:
             call.min_tokens = params.min_tokens

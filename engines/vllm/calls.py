@@ -75,6 +75,11 @@ class Call:
                 if not choice:
                     self._tap.ahead = book.ahead
 
+    @property
+    def most_tokens(self) -> int:
+        """The bound of each sequence's output that the engine shall keep, 0 if the request has its own."""
+        return self._tap.most_tokens
+
     def cannot_go_on(self, why: str) -> None:
         """Note why the answer can't go on elsewhere, unless that is known."""
         self._tap.why_not = self._tap.why_not or why

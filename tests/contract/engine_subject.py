@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -94,10 +95,14 @@ class Subject:
         tier: str = "interactive",
         framed: bool = True,
         first: asyncio.Event | None = None,
+        more: Mapping[str, str] = types.MappingProxyType({}),
     ) -> Answer:
-        """Send one request and read its answer; ``first`` is set with the first bytes."""
+        """Send one request and read its answer; ``first`` is set with the first bytes.
+
+        Headers of the hop beside the usual ones are ``more``.
+        """
         who = asgi.identity(request_id, tier)
-        given = asgi.headers(who, framed=framed, secret=self.secret)
+        given = {**asgi.headers(who, framed=framed, secret=self.secret), **more}
         url = f"http://{self.address}{path}"
         async with self.session.post(url, json={"model": "m", **body}, headers=given) as response:
             kind = response.headers["content-type"]

@@ -80,6 +80,25 @@ async def test_a_resumed_answer_goes_on_from_its_ids(subject: engine_subject.Sub
     assert rest.ids == ids[5:]
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_that_names_no_bound_ends_at_the_gateways(
+    subject: engine_subject.Subject, stream: bool
+) -> None:
+    if not subject.token_ids:
+        pytest.skip("another server's answers go by its own bound")
+    body = {**HELLO, "n": 2, "ignore_eos": True, "stream": stream}
+    bound = {"X-Forebay-Most-Tokens": "7"}
+    answer = await subject.ask(body, path="/v1/chat/completions", more=bound)
+    assert answer.end.finish_reasons == ("length", "length")
+    assert answer.end.output_tokens == 14
+    longer = await subject.ask(
+        body, path="/v1/chat/completions", request_id="q2", more={"X-Forebay-Most-Tokens": "999999"}
+    )
+    assert (
+        longer.end.output_tokens > 14
+    )  # the context is the other bound, and no request is refused
+
+
 async def test_choices_logprobs_and_usage_in_a_stream(subject: engine_subject.Subject) -> None:
     body = {
         **HELLO,
