@@ -94,7 +94,7 @@ def any_room(ask: routing.Ask, m: Member) -> bool:
     if ask.tier is not requests.Tier.BATCH:
         return held.urgent < spec.seats
     reserved = 0 if m.replica.role is fleet.Role.BATCH else spec.reserved_seats
-    return held.urgent + held.batch < spec.seats - reserved
+    return held.urgent + held.batch < min(spec.seats - reserved, m.batch_bound)
 
 
 def has_room(ask: routing.Ask, m: Member, now: float) -> bool:
@@ -108,7 +108,9 @@ def has_room(ask: routing.Ask, m: Member, now: float) -> bool:
             return False
         reserved = 0 if m.replica.role is fleet.Role.BATCH else spec.reserved_seats
         others = m.others if m.stale(now) else 0
-        if held.urgent + held.batch + others + ask.seats > spec.seats - reserved:
+        if held.urgent + held.batch + others + ask.seats > min(
+            spec.seats - reserved, m.batch_bound
+        ):
             return False
         kv, idle = kv + held.batch_kv, idle and not held.batch
     elif held.urgent + ask.seats > spec.seats:

@@ -100,7 +100,7 @@ class Pool:
         if held.prefill >= member.prefill_limit:
             return _NOT
         if self.batch:
-            if held.urgent + held.batch >= member.batch_seats:
+            if held.urgent + held.batch >= min(member.batch_seats, member.batch_bound):
                 return _NOT
         elif held.urgent >= member.seats:
             return _NOT

@@ -23,11 +23,17 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.bench import gateway_subjects, prefix_replay
 from tests.bench import prefix_workload as workload
 from tests.bench.prefix_arms import ARMS, REPLICAS, Arm, replicas, started
 from tests.contract import engine_vllm
+
+_GATEWAY = {
+    "forebay_queue_wait_seconds": "gateway_dispatched_ms",
+    "forebay_time_to_first_token_seconds": "gateway_first_ms",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -177,14 +183,22 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                     for arm in options.arms
                 ]
                 load = Load(session, options.at_once)
+                until = time.monotonic() + options.seconds
+                sent = 0
                 for number, part in enumerate(slices):
+                    if number and time.monotonic() > until:
+                        break
+                    sent += len(part)
                     for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
                         await load.send(arm, part, tallies[arm.name])
                     print(_line(number, len(slices), tallies), flush=True)
                 clocks = {arm.name: engine_clock(folder / "events", arm.pids) for arm in arms}
+                for arm in arms:
+                    if arm.name == "forebay":
+                        clocks[arm.name] |= await gateway_clock(session, arm)
         finally:
             server.close()
-    return _result(options, rows, tallies, clocks)
+    return _result(options, rows[:sent], tallies, clocks)
 
 
 def engine_clock(folder: Path, pids: Sequence[int]) -> dict[str, float]:
@@ -198,6 +212,22 @@ def engine_clock(folder: Path, pids: Sequence[int]) -> dict[str, float]:
     return {name: round(statistics.mean(values or [0.0]), 2) for name, values in found.items()} | {
         "busiest": max(_requests(folder, pid) for pid in pids) / max(1, len(found["queued_ms"]))
     }
+
+
+async def gateway_clock(session: aiohttp.ClientSession, arm: Arm) -> dict[str, float]:
+    """Return the gateway's own means: ms from a request's arrival to its dispatch, and to its first token."""
+    async with session.get(f"http://{arm.addresses[0]}/metrics") as answer:
+        text = await answer.text()
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        if family.name in _GATEWAY:
+            total = dict.fromkeys(("sum", "count"), 0.0)
+            for sample in family.samples:
+                part = sample.name.rpartition("_")[2]
+                if part in total:
+                    total[part] += sample.value
+            found[_GATEWAY[family.name]] = round(1000 * total["sum"] / max(1, total["count"]), 2)
+    return found
 
 
 def _requests(folder: Path, pid: int) -> int:
@@ -258,11 +288,19 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "--slice", type=int, default=100, help="requests before the next arm's turn"
     )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=3600.0,
+        help="begin no slice after so long; the first always",
+    )
+    parser.add_argument("--report", type=Path, help="put the figures into this page")
     parser.add_argument("--at-once", type=int, default=6, help="requests under way")
     parser.add_argument("--blocks", type=int, default=8000, help="KV blocks of each replica")
-    parser.add_argument("--arms", nargs="+", default=ARMS, choices=ARMS)
+    parser.add_argument("--arms", nargs="+", default=ARMS[:4], choices=ARMS)
     parser.add_argument("--env", type=Path, default=Path("build/bench-env"), help="vllm-router's")
-    result = asyncio.run(run(parser.parse_args(words)))
+    options = parser.parse_args(words)
+    result = asyncio.run(run(options))
     print(json.dumps(result))
     return 0
 

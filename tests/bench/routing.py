@@ -1,12 +1,11 @@
 """What a routing decision costs: 350 replicas, 50 adapters, a full prefix index. `make bench-routing`.
 
-One process, one thread, no engine: the router is driven as a queue's owner drives it (place, close,
-returned, and a view every 200 ms of its own time). Reported in CPU time of the thread, which a busy machine
-does not stretch by waiting, and in wall time. The last line is JSON.
+One process, one thread, no engine. Every kind of decision is made in several equal runs, and each counts with
+the least of its times, in CPU time of the thread: what is left is the work, and what the garbage collector
+does at that place. The last line is JSON; ``--report FILE`` puts the figures into a page.
 """
 
 import argparse
-import collections
 import dataclasses
 import gc
 import json
@@ -15,140 +14,52 @@ import platform
 import random
 import statistics
 import sys
-import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from gateway import fingerprints
 from scheduler.contracts import fleet, ids, requests
-from scheduler.core import load, prefixes, router, routing
-
-REPLICAS, ADAPTERS, SEATS = 350, 50, 64
-IN_FLIGHT = 6000  # of 22,400 seats
-PROMPTS = 3000  # different conversations
-TIER = requests.Tier.INTERACTIVE
-
-
-def replica(number: int, adapters: dict[str, str], at_us: int) -> fleet.Replica:
-    """Return one replica of the fleet."""
-    spec = fleet.ReplicaSpec(
-        "chat", "1", fleet.EngineKind.VLLM, seats=SEATS, max_context=32768, adapters=adapters
-    )
-    stats = fleet.ReplicaStats(at_us, SEATS, kv_blocks=30_000, kv_free=20_000, kv_block_tokens=16)
-    return fleet.Replica(
-        replica_id=ids.ReplicaId(f"r-{number:012x}"),
-        cluster="c",
-        lease_id=ids.LeaseId("l"),
-        slot_id=ids.SlotId("l.s0"),
-        slurm_job_id="1",
-        node=f"n{number // 4}",
-        spec=spec,
-        state=fleet.ReplicaState.SERVING,
-        role=fleet.Role.SHARED,
-        address=f"10.0.0.1:{number}",
-        incarnation=1,
-        stats=stats,
-    )
+from scheduler.core import load, prefixes, router
+from tests.bench import report_marks, routing_report
+from tests.bench.routing_kinds import (
+    ADAPTERS,
+    IN_FLIGHT,
+    KINDS,
+    REPLICAS,
+    TIER,
+    Kind,
+    Times,
+    measured,
+    replica,
+)
 
 
-def conversations(draws: random.Random) -> list[prefixes.Prefix]:
-    """Return prompts of 2 to 64 KB; all begin alike, a tenth of them alike for longer."""
-    found = []
-    for number in range(PROMPTS):
-        count = draws.randint(4, 34)
-        common = 2 if number % 10 else 6
-        chain = tuple(
-            depth if depth < common else number * 64 + depth + 1000 for depth in range(count)
-        )
-        found.append(prefixes.Prefix(chain, prefixes.ends(count)[-1] + draws.randint(0, 2000)))
-    return found
-
-
-@dataclasses.dataclass
-class Times:
-    """Nanoseconds of many calls."""
-
-    cpu: list[int] = dataclasses.field(default_factory=list)
-    wall: list[int] = dataclasses.field(default_factory=list)
-
-    def of(self, call: Callable[..., Any], *given: Any) -> Any:
-        """Time one call."""
-        cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
-        result = call(*given)
-        self.wall.append(time.perf_counter_ns() - wall)
-        self.cpu.append(time.thread_time_ns() - cpu)
-        return result
-
-    def summary(self) -> dict[str, float]:
-        """Return p50, p99 of CPU time and p99 of wall time in µs."""
-        return {
-            "cpu_p50": percentile(self.cpu, 0.5) / 1000,
-            "cpu_p99": percentile(self.cpu, 0.99) / 1000,
-            "wall_p50": percentile(self.wall, 0.5) / 1000,
-            "wall_p99": percentile(self.wall, 0.99) / 1000,
-        }
-
-
-def percentile(values: Sequence[int], share: float) -> float:
+def percentile(values: Sequence[float], share: float) -> float:
     """Return the nearest-rank percentile."""
     ranked = sorted(values)
     return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
 
 
-def drive(kind: str, decisions: int, seed: int) -> dict[str, float]:
-    """Return the times of decisions of one kind of traffic, at a steady load."""
-    draws = random.Random(seed)
-    adapters = {f"a{n}": "/weights" for n in range(ADAPTERS)}
-    names = list(adapters)
-    unit, prompts = router.Router(load.Loads()), conversations(draws)
-    unit.observe([replica(n, adapters, 0) for n in range(REPLICAS)], 0.0)
-    running: list[router.Placed] = []
-    reading: collections.deque[router.Placed] = collections.deque()
-    times = Times()
-    moment = router.Moment(0.1)
-    gc.collect()
-    gc.freeze()
-    for number in range(IN_FLIGHT + decisions):
-        prefix = (
-            draws.choice(prompts) if kind != "new" else prefixes.Prefix((number + 10**9,), 4000)
-        )
-        ask = routing.Ask(
-            "chat",
-            "1",
-            TIER,
-            adapter=names[int(draws.random() ** 2 * ADAPTERS)] if kind == "adapters" else None,
-            prompt_tokens=prefix.size // 4,
-            output_tokens=300,
-            prefix=prefixes.NONE if kind == "no prefix" else prefix,
-            hint=f"h{number % 500}" if kind == "hint" else None,
-        )
-        draw = draws.random()
-        if number < IN_FLIGHT:
-            placed = unit.place(ask, moment, draw)
-        else:
-            placed = times.of(unit.place, ask, moment, draw)
-        if placed is None:
-            raise SystemExit("bench-routing: no room: the load is too high for the fleet")
-        running.append(placed)
-        reading.append(placed)
-        if len(reading) > REPLICAS:  # about one prompt a replica is being computed
-            reading.popleft().guard.prefilled()
-        if len(running) > IN_FLIGHT:
-            last = running.pop(draws.randrange(len(running)))
-            last.guard.close()
-            size = max(1, last.prefix.size // 4)
-            unit.returned(last, prompt_tokens=size, cached_tokens=round(last.claimed * size))
-    return times.summary()
+def figures(values: Sequence[int]) -> dict[str, float]:
+    """Return p50, p99 and the most, in µs of ns."""
+    found = {"p50": percentile(values, 0.5), "p99": percentile(values, 0.99), "max": max(values)}
+    return {name: value / 1000 for name, value in found.items()}
+
+
+def decision(kind: Kind, decisions: int, seed: int, runs: int) -> dict[str, float]:
+    """Return µs of one kind of decision: the least of the runs, and the first run as it was."""
+    least, first = measured(kind, decisions, seed, runs)
+    return {**figures(least), "p99_one_run": figures(first)["p99"]}
 
 
 def views(rounds: int) -> dict[str, float]:
     """Return milliseconds to take in a view with new statistics, and one in which a role changed."""
-    adapters = {f"a{n}": "/weights" for n in range(ADAPTERS)}
     unit = router.Router(load.Loads())
     same, moved = Times(), Times()
     for at in range(rounds):
-        fresh = [replica(n, adapters, at * 2) for n in range(REPLICAS)]
+        fresh = [replica(n, at * 2) for n in range(REPLICAS)]
         same.of(unit.observe, fresh, at * 0.4)
         role = fleet.Role.INTERACTIVE if at % 2 else fleet.Role.BATCH
         other = [dataclasses.replace(fresh[0], role=role), *fresh[1:]]
@@ -188,24 +99,32 @@ def fingerprint(size: int, rounds: int = 4000) -> dict[str, float]:
     times = Times()
     for _ in range(rounds):
         times.of(fingerprints.of, asked)
-    return times.summary()
+    return figures(times.cpu)
 
 
 def main(words: Sequence[str]) -> int:
     """Run the bench."""
     parser = argparse.ArgumentParser(prog="bench-routing", description=__doc__)
-    parser.add_argument("--decisions", type=int, default=20_000, help="per kind of traffic")
+    parser.add_argument("--decisions", type=int, default=5_000, help="per kind and run")
+    parser.add_argument("--runs", type=int, default=5, help="equal runs of each kind")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--kinds", nargs="*", default=[], help="words in the names of the kinds")
+    parser.add_argument("--report", type=Path, help="put the figures into this page")
     options = parser.parse_args(words)
     result: dict[str, Any] = {
         "replicas": REPLICAS,
         "adapters": ADAPTERS,
         "in_flight": IN_FLIGHT,
+        "decisions": options.decisions,
+        "runs": options.runs,
+        "load_average": [os.getloadavg()[0]],
         "decision_us": {},
     }
-    for kind in ("prefix", "new", "no prefix", "adapters", "hint"):
-        result["decision_us"][kind] = drive(kind, options.decisions, options.seed)
-        print(f"decision, {kind}: {_words(result['decision_us'][kind])} µs", flush=True)
+    chosen = [k for k in KINDS if not options.kinds or any(w in k.name for w in options.kinds)]
+    for kind in chosen:
+        took = decision(kind, options.decisions, options.seed, options.runs)
+        result["decision_us"][kind.name] = took
+        print(f"{kind.name}: {_words(took)} µs", flush=True)
     result["view_ms"] = views(20)
     print(f"view: {_words(result['view_ms'])} ms of CPU", flush=True)
     result["fingerprint_us"] = {str(size): fingerprint(size) for size in (2048, 16_384, 131_072)}
@@ -214,7 +133,9 @@ def main(words: Sequence[str]) -> int:
     result["index"] = memory(500_000)
     print(f"index: {_words(result['index'])}", flush=True)
     result["python"] = platform.python_version()
-    result["load_average"] = os.getloadavg()[0]
+    result["load_average"].append(os.getloadavg()[0])
+    if options.report is not None:
+        report_marks.put(options.report, "routing", routing_report.tables(result))
     print(json.dumps(result, default=float))
     return 0
 

@@ -56,6 +56,7 @@ class Drive:
         return fleet.ReplicaStats(
             at_us=self.turn, seats=8, interactive=pick([0, 2]), batch=pick([0, 1]),
             kv_blocks=pick([0, 200]), kv_free=self.draws.randrange(201), kv_block_tokens=16,
+            batch_room=pick([-1, -1, 0, 2]),
         )  # fmt: skip
 
     def ask(self) -> routing.Ask:
