@@ -1,40 +1,19 @@
 """fbatch, fqueue and fcancel, with the manners of sbatch, squeue and scancel."""
 
 import argparse
-import contextlib
-import dataclasses
 import datetime
-import json
-import os
 import re
-import shutil
-import stat
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from batch_jobs import directives, listing, model, options, waiting
+from batch_jobs import listing, model, options, submitting, waiting
 from scheduler.contracts import clock as clocks
-from scheduler.contracts import command_line, ports
+from scheduler.contracts import command_line, ports, times
 
 _JOBS = "/forebay/v1/jobs"
-_HEAD = 1 << 16
 _ACTIVE = ",".join(sorted(model.ACTIVE))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a command may touch besides its arguments."""
-
-    api: ports.Api
-    out: TextIO
-    err: TextIO
-    env: Mapping[str, str]
-    cwd: Path
-    stdin: TextIO
-    pause: Callable[[float], None]
 
 
 def fbatch(  # noqa: PLR0913 - a command's surroundings, and time
@@ -49,76 +28,53 @@ def fbatch(  # noqa: PLR0913 - a command's surroundings, and time
     pause: Callable[[float], None] = time.sleep,
 ) -> int:
     """Submit a batch job; returns the exit code."""
-    around = Surroundings(api, out, err, env, cwd, stdin, pause)
+    around = submitting.Surroundings(api, out, err, env, cwd, stdin, pause)
     return command_line.run("fbatch", lambda: _fbatch(argv, around), err=err)
 
 
-def _fbatch(argv: Sequence[str], around: Surroundings) -> int:
+def _fbatch(argv: Sequence[str], around: submitting.Surroundings) -> int:
     said = options.command(argv)
-    with _sources(said.pop("files"), around) as (script, requests_file):
-        said = {**options.directive_lines(script), **options.environment(around.env), **said}
-        now_us = clocks.SystemClock().wall_us()
-        wish = options.submission(said, now_us=now_us, tz=options.zone(around.env))
-        wish.setdefault("name", requests_file.name[:256])
-        wish.update(cwd=str(around.cwd), umask=_umask(), source=str(requests_file.shown))
-        before = _stamp(requests_file.path)
-        answer = around.api.call(
-            "POST", _JOBS, params={"options": json.dumps(wish)}, upload=requests_file.path
-        ).json
-        if before is None or _stamp(requests_file.path) != before:
-            _withdraw(answer, requests_file.shown, around)
-    if said.get("test_only"):
-        return _tested(answer, around)
-    if answer["bad_lines"] and not said.get("quiet"):
-        first = answer["errors"][0]
-        print(
-            f"fbatch: warning: {answer['bad_lines']} of {answer['lines']} lines can't be run, the first is "
-            f"line {first['number']}: {first['message']}",
-            file=around.err,
-        )
+    files = said.pop("files")
+    answers = submitting.submit(files, said, around)
+    if answers[0].said.get("test_only"):
+        return max(_tested(each.answer, around) for each in answers)
+    said, first = dict(answers[0].said), answers[0].answer
+    for each in answers:
+        bad = each.answer["bad_lines"]
+        if bad and not said.get("quiet"):
+            one = each.answer["errors"][0]
+            command_line.say(
+                f"fbatch: warning: {bad} of {each.answer['lines']} lines can't be run, the first is "
+                f"line {one['number']}: {one['message']}",
+                around.err,
+            )
     if said.get("parsable"):
-        print(answer["job_id"], file=around.out, flush=True)
+        print(first["job_id"], file=around.out, flush=True)
     elif not said.get("quiet"):
-        print(f"Submitted batch job {answer['job_id']}", file=around.out, flush=True)
-    if said.get("wait"):
-        return waiting.until_done(
-            answer["job_id"],
-            api=around.api,
-            err=around.err,
-            pause=around.pause,
-            folder=around.cwd,
-            quiet=bool(said.get("quiet")),
+        print(f"Submitted batch job {first['job_id']}", file=around.out, flush=True)
+    if said.get("wait") or said.get("follow"):
+        return max(
+            waiting.until_done(
+                each.answer["job_id"],
+                api=around.api,
+                err=around.err,
+                pause=around.pause,
+                folder=around.cwd,
+                quiet=bool(said.get("quiet")),
+                follow=around.out if said.get("follow") else None,
+            )
+            for each in answers
         )
-    if not answer["output_path"] and not said.get("quiet"):
+    if not first["output_path"] and not said.get("quiet"):
         print(
-            f"fbatch: note: {answer['user']} is no Unix user whose files Forebay may write: "
-            f"fetch the results from {_JOBS}/{answer['job_id']}/output, or submit with --wait",
+            f"fbatch: note: {first['user']} is no Unix user whose files Forebay may write: "
+            f"fetch the results from {_JOBS}/{first['job_id']}/output, or submit with --wait",
             file=around.err,
         )
     return 0
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes whenever a file is written or replaced; None if it is gone."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _withdraw(answer: Mapping[str, Any], shown: str, around: Surroundings) -> None:
-    """Cancel a job whose file was written to meanwhile: what was read may be half of each version."""
-    done = "nothing was submitted"
-    if answer["job_id"] is not None:
-        around.api.call("POST", f"{_JOBS}/{answer['job_id']}/cancel")
-        done = f"job {answer['job_id']} was cancelled"
-    raise command_line.CommandError(
-        f"{shown} changed while it was read, {done}: submit it again when it is whole"
-    )
-
-
-def _tested(answer: Mapping[str, Any], around: Surroundings) -> int:
+def _tested(answer: Mapping[str, Any], around: submitting.Surroundings) -> int:
     for bad in answer["errors"]:
         command_line.say(f"line {bad['number']}: {bad['message']}", around.err)
     hidden = answer["bad_lines"] - len(answer["errors"])
@@ -126,108 +82,33 @@ def _tested(answer: Mapping[str, Any], around: Surroundings) -> int:
         print(f"and {hidden} bad lines more", file=around.err)
     good = answer["lines"] - answer["bad_lines"]
     print(f"{good} of {answer['lines']} lines can be run; nothing was submitted", file=around.out)
+    for line in estimated(answer.get("estimate"), options.zone(around.env)):
+        print(line, file=around.out)
     return 1 if answer["bad_lines"] or not answer["lines"] else 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Requests:
-    path: Path  # what is uploaded
-    shown: str  # as the user knows it
-    name: str
-
-
-@contextlib.contextmanager
-def _sources(
-    files: Sequence[str], around: Surroundings
-) -> Iterator[tuple[tuple[directives.Directive, ...], _Requests]]:
-    """Find the script's directives and the file with the requests."""
-    if len(files) > 2:
-        raise command_line.CommandError(
-            f"{files[2]!r} is one file too many: give a script, a JSONL file, or both",
-            options.USAGE_CODE,
+def estimated(found: Mapping[str, Any] | None, tz: datetime.tzinfo) -> list[str]:
+    """Return what --test-only says of the work: an estimate, since nothing has tokenized the lines."""
+    if not found:
+        return []
+    tokens = found["prompt_tokens"] + found["output_tokens"]
+    lines = [
+        f"about {tokens} tokens: {found['prompt_tokens']} of prompts, at most {found['output_tokens']} "
+        "of answers"
+    ]
+    if found.get("gpu_seconds") is not None:
+        lines.append(f"about {found['gpu_seconds']:g} GPU-seconds")
+    if found.get("cost") is not None:
+        lines.append(f"about {found['cost']}")
+    if found["seconds"] is not None:
+        lines.append(
+            f"about {found['seconds']:g} s at the {found['tokens_per_s']:g} tokens/s of now"
         )
-    with tempfile.TemporaryDirectory(prefix="fbatch-") as folder:
-        script: directives.Script | None = None
-        found: _Requests | None = None
-        for name in files or ["-"]:
-            path, shown = _file(name, Path(folder), around)
-            if _is_requests(path, shown):
-                if found is not None:
-                    raise command_line.CommandError(f"{shown}: a job has one file of requests")
-                found = _Requests(path, shown, Path(shown).name)
-                continue
-            if script is not None:
-                raise command_line.CommandError(f"{shown}: a job has one script")
-            script, body = _script(path, shown, Path(folder))
-            if body is not None:
-                if found is not None:
-                    raise command_line.CommandError(
-                        f"{shown}: requests stand in it and in a file too"
-                    )
-                found = _Requests(body, shown, Path(shown).name)
-        if found is None:
-            raise command_line.CommandError(
-                "no requests: name a JSONL file, or put lines into the script"
-            )
-        yield (script.directives if script else ()), found
-
-
-def _file(name: str, folder: Path, around: Surroundings) -> tuple[Path, str]:
-    if name != "-":
-        path = around.cwd / name
-        try:
-            with path.open("rb") as file:
-                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    return path, str(path)
-                # A pipe, such as bash's <(…), gives its bytes once, and they are read twice.
-                copied = folder / f"copy-{len(list(folder.iterdir()))}"
-                with copied.open("wb") as copy:
-                    shutil.copyfileobj(file, copy)
-                return copied, str(path)
-        except OSError as error:
-            raise command_line.CommandError(f"{name}: {error.strerror}") from None
-    if around.stdin.isatty():
-        raise command_line.CommandError(
-            "no file given: name a JSONL file or a script", options.USAGE_CODE
-        )
-    path = folder / "stdin"
-    with path.open("wb") as copy:
-        source = getattr(around.stdin, "buffer", None)
-        if source is not None:
-            shutil.copyfileobj(source, copy)
-        else:
-            copy.write(around.stdin.read().encode())
-    return path, "stdin"
-
-
-def _is_requests(path: Path, shown: str) -> bool:
-    with path.open("rb") as file:
-        head = file.read(_HEAD)
-    named = shown.endswith((".jsonl", ".ndjson"))
-    if not head.strip() and named:
-        raise command_line.CommandError(f"{shown}: the file is empty")
-    return named or directives.is_requests(head)
-
-
-def _script(path: Path, shown: str, folder: Path) -> tuple[directives.Script, Path | None]:
-    text = path.read_bytes()
-    try:
-        script = directives.read(text)
-    except directives.ScriptError as error:
-        raise command_line.CommandError(f"{shown}: {error}") from None
-    body = text.split(b"\n")[script.header_lines :]
-    if not any(line.strip() for line in body):
-        return script, None
-    # The head becomes blank lines, so that line numbers stay those of the script.
-    target = folder / "body"
-    target.write_bytes(b"\n" * script.header_lines + b"\n".join(body))
-    return script, target
-
-
-def _umask() -> int:
-    """Return this process's umask without changing it, as `os.umask` would."""
-    match = re.search(r"^Umask:\s*([0-7]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return int(match[1], 8) if match else 0o077
+    if found["start_us"] is not None:
+        lines.append(f"would start {times.print_point(found['start_us'], tz)}")
+    else:
+        lines.append("when it would start can't be told: nothing has run lately")
+    return lines
 
 
 def fqueue(  # noqa: PLR0913 - a command's surroundings, and time
@@ -242,7 +123,7 @@ def fqueue(  # noqa: PLR0913 - a command's surroundings, and time
     pause: Callable[[float], None] = time.sleep,
 ) -> int:
     """List batch jobs; returns the exit code."""
-    around = Surroundings(api, out, err, env, cwd, stdin, pause)
+    around = submitting.Surroundings(api, out, err, env, cwd, stdin, pause)
     return command_line.run("fqueue", lambda: _fqueue(argv, around), err=err)
 
 
@@ -267,13 +148,18 @@ def fqueue_parser() -> command_line.Parser:
     parser.add_argument(
         "-i", "--iterate", type=_seconds, default=0, metavar="SECS", help="again and again"
     )
+    parser.add_argument("--start", action="store_true", help="when they are expected to start")
+    parser.add_argument(
+        "-S", "--sort", default="", metavar="KEYS", help="as -p,i: by letter, - for down"
+    )
     parser.add_argument("--json", action="store_true", help="stable JSON")
     return parser
 
 
-def _fqueue(argv: Sequence[str], around: Surroundings) -> int:
+def _fqueue(argv: Sequence[str], around: submitting.Surroundings) -> int:
     known = fqueue_parser().parse_args(list(argv))
-    text = known.format or around.env.get("FQUEUE_FORMAT", "") or listing.DEFAULT
+    text = known.format or around.env.get("FQUEUE_FORMAT", "")
+    text = text or (listing.START if known.start else listing.DEFAULT)
     zone = options.zone(around.env)
     form = listing.Format(text, zone)
     params = _params(known, states=_ACTIVE if not known.jobs else "")
@@ -281,6 +167,7 @@ def _fqueue(argv: Sequence[str], around: Surroundings) -> int:
         params["ids"] = _ids(known.jobs)
     while True:
         jobs = around.api.call("GET", _JOBS, params=params).json["jobs"]
+        jobs = form.sorted(jobs, known.sort)
         if known.json:
             command_line.print_json({"jobs": jobs}, around.out)
         else:
@@ -339,7 +226,7 @@ def fcancel(
     stdin: TextIO,
 ) -> int:
     """Cancel batch jobs; returns the exit code."""
-    around = Surroundings(api, out, err, env, cwd, stdin, time.sleep)
+    around = submitting.Surroundings(api, out, err, env, cwd, stdin, time.sleep)
     return command_line.run("fcancel", lambda: _fcancel(argv, around), err=err)
 
 
@@ -360,7 +247,7 @@ def fcancel_parser() -> command_line.Parser:
     return parser
 
 
-def _fcancel(argv: Sequence[str], around: Surroundings) -> int:
+def _fcancel(argv: Sequence[str], around: submitting.Surroundings) -> int:
     known = fcancel_parser().parse_intermixed_args(list(argv))
     filters = known.me or known.user or known.account or known.name or known.states
     if not known.jobs and not filters:
@@ -381,7 +268,7 @@ def _fcancel(argv: Sequence[str], around: Surroundings) -> int:
     return max((_cancel(target, known, around) for target in targets), default=0)
 
 
-def _cancel(target: str, known: argparse.Namespace, around: Surroundings) -> int:
+def _cancel(target: str, known: argparse.Namespace, around: submitting.Surroundings) -> int:
     if known.interactive and not known.yes:
         print(f"Cancel job {target}? [y/N] ", end="", file=around.err, flush=True)
         if around.stdin.readline().strip().lower() not in {"y", "yes"}:

@@ -8,23 +8,22 @@ writes and publishes the results. A runner that dies leaves journals; the next o
 
 import asyncio
 import collections
-import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy.exc
 
 from batch_jobs import (
     client,
     files,
+    finishing,
     intake,
     journal,
     model,
-    publish,
-    results,
+    queueing,
     runner,
     settings,
     verdicts,
@@ -34,15 +33,15 @@ from batch_jobs import store as stores
 from scheduler.contracts import clock as clocks
 from scheduler.contracts import errors
 
-T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-_AGAIN_S = 1.0
 _CLEAN_S = 600.0
+_LEAST_SHARE = 0.05  # a team far over its share still gets a twentieth of the lines
+_ESTIMATE_US = 5_000_000
 _OUR_FAULT = frozenset({errors.Unauthenticated.code, errors.KeyExpired.code})
 _TRANSIENT = (sqlalchemy.exc.SQLAlchemyError, OSError)
 
 
-async def serve(
+async def serve(  # noqa: PLR0913 - the parts of a runner, each by its name
     options: settings.BatchJobsSettings,
     *,
     store: stores.Store,
@@ -51,6 +50,8 @@ async def serve(
     service_key: str,
     clock: clocks.Clock,
     ready: Callable[[], None] | None = None,
+    shares: Mapping[str, float] | None = None,
+    slurm: queueing.SlurmFates | None = None,
 ) -> None:
     """Run batch jobs until cancelled; lines in flight are then left to the next runner.
 
@@ -62,9 +63,12 @@ async def serve(
         service_key: the credential that may act for the jobs' teams and users.
         clock: time.
         ready: called once the store was read and lines may flow.
+        shares: the teams' shares, 1 where one is not named.
+        slurm: says how jobs of the Slurm cluster stand, for those that wait for them.
     """
+    queue = queueing.Queue(store, options, shares or {}, slurm)
     async with client.HttpSender(gateway_url, service_key, options.request_timeout_s) as sender:
-        await Daemon(options, store, state_dir, sender, clock).run(ready)
+        await Daemon(options, queue, store, state_dir, sender, clock).run(ready)
 
 
 class Daemon:
@@ -73,15 +77,20 @@ class Daemon:
     def __init__(
         self,
         options: settings.BatchJobsSettings,
+        queue: queueing.Queue,
         store: stores.Store,
         state_dir: Path,
         sender: client.Sender,
         clock: clocks.Clock,
     ) -> None:
         self._options = options
+        self._queue = queue
+        self._factors: dict[str, float] = {}
+        self._estimated_us = 0
         self._store = store
         self._state_dir = state_dir
         self._sender = sender
+        self._finisher = finishing.Finisher(store, clock)
         self._clock = clock
         self._runs: dict[int, runner.JobRun] = {}
         self._wake = asyncio.Event()
@@ -147,29 +156,49 @@ class Daemon:
                 run.end(model.Ending.CANCELLED)
             elif model.overdue(job, now):
                 run.end(model.Ending.EXPIRED)
-        await self._take_some(new, now)
+            elif job.requeue_us and job.state is model.State.RUNNING:
+                run.put_back()
+        await self._take_some(jobs, new, now)
         for run in list(self._runs.values()):
             await self._tell(run)
 
-    async def _take_some(self, jobs: list[model.BatchJob], now: int) -> None:
-        """Take new jobs as long as there is room, from the team that has the fewest first."""
-        teams = collections.Counter(run.job.team for run in self._runs.values())
-        left = [job for job in jobs if self._may_start(job, now)]
-        while left and len(self._runs) < self._options.max_jobs:
-            job = min(left, key=lambda each: (teams[each.team], each.job_id))
-            left.remove(job)
-            if await self._take(job, now):
-                teams[job.team] += 1
-        for job in left:
-            if job.reason != model.Reason.PRIORITY:
-                await asyncio.to_thread(self._store.tell, job.job_id, reason=model.Reason.PRIORITY)
+    async def _take_some(
+        self, jobs: Sequence[model.BatchJob], new: Sequence[model.BatchJob], now: int
+    ) -> None:
+        """Take over what others left, end what is to be ended, start what may start."""
+        decision = await asyncio.to_thread(self._queue.decide, jobs, now)
+        self._factors = self._queue.factors({job.team for job in jobs})
+        known = {job.job_id: job for job in new}
+        waits = [job for job in new if not self._at_once(job, now)]
+        for job in new:
+            if job not in waits:
+                await self._take(job, now)
+        for job_id in decision.start:
+            if job_id in known and known[job_id] in waits:
+                await self._take(known[job_id], now)
+        for job in waits:
+            why = decision.waits.get(job.job_id)
+            if why is not None and job.reason != why:
+                await asyncio.to_thread(self._store.tell, job.job_id, reason=str(why))
+        if waits and now - self._estimated_us >= _ESTIMATE_US:
+            self._estimated_us = now
+            await asyncio.to_thread(self._estimate, jobs, now)
 
     @staticmethod
-    def _may_start(job: model.BatchJob, now: int) -> bool:
-        """Return whether a runner must look at a job: to run it, or to end it without a run."""
-        if job.state is not model.State.PENDING or job.cancel_us or model.overdue(job, now):
-            return True
-        return model.waiting_reason(job, now) is None
+    def _at_once(job: model.BatchJob, now: int) -> bool:
+        """Return whether a job needs a runner whatever its turn: it runs already, or is to be ended."""
+        waits = job.state is model.State.PENDING
+        return not waits or bool(job.cancel_us or model.overdue(job, now))
+
+    def _estimate(self, jobs: Sequence[model.BatchJob], now: int) -> None:
+        """Keep when jobs that wait are expected to start; the first word stays, to be compared."""
+        found = self._queue.starts(jobs, now)
+        for job in jobs:
+            at = found.get(job.job_id)
+            if job.state is not model.State.PENDING or at is None:
+                continue
+            values = {"expected_us": at, **({} if job.estimated_us else {"estimated_us": at})}
+            self._store.update(job.job_id, values, pending=True)
 
     async def _take(self, job: model.BatchJob, now: int) -> bool:
         folder = intake.job_folder(self._state_dir, job.job_id)
@@ -203,7 +232,10 @@ class Daemon:
         if job.state is model.State.PENDING and not run.over.is_set():
             try:
                 run.job = await self._store_move(
-                    job, model.Event.START, started_us=now, reason=model.Reason.NONE
+                    job,
+                    model.Event.START,
+                    started_us=job.started_us or now,
+                    reason=model.Reason.NONE,
                 )
             except stores.Stale:
                 await run.close()
@@ -280,9 +312,14 @@ class Daemon:
             and self._in_flight[run.ready[0].line.model]
             < self._window(run.ready[0].line.model).size
         ]
+        most = self._options.team_lines
         return min(
-            may,
-            key=lambda run: (teams[run.job.team], run.sent, self._served[run.job.job_id]),
+            (run for run in may if not most or teams[run.job.team] < most),
+            key=lambda run: (
+                teams[run.job.team] / max(_LEAST_SHARE, self._factors.get(run.job.team, 1.0)),
+                run.sent,
+                self._served[run.job.job_id],
+            ),
             default=None,
         )
 
@@ -337,85 +374,18 @@ class Daemon:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._insist(run.seal, run)
+            if run.requeued:
+                await self._finisher.put_back(run)
+                return
+            await self._finisher.seal(run)
             try:
-                await self._finish(run, ending)
+                await self._finisher.finish(run, ending)
             except journal.JournalError as error:
-                why = str(error)
-                await self._insist(lambda: self._give_up(run, why), run)
+                await self._finisher.give_up(run, str(error))
         finally:
             committing.cancel()
-        await run.close()
-        del self._runs[run.job.job_id]
-        self._told.pop(run.job.job_id, None)
-        self._served.pop(run.job.job_id, None)
-
-    async def _give_up(self, run: runner.JobRun, why: str) -> None:
-        """Fail a job whose journal went bad on disk; what it holds stays there to be looked at."""
-        _LOG.error("job %d: %s", run.job.job_id, why)
-        job = await asyncio.to_thread(self._store.get, run.job.job_id)
-        if job is not None:
-            await self._store_move(
-                job,
-                model.Event.FAIL,
-                reason=model.Reason.LAUNCH_FAILED,
-                detail=why,
-                ended_us=self._clock.wall_us(),
-            )
-
-    async def _finish(self, run: runner.JobRun, ending: model.Ending) -> None:
-        job = run.job
-        if job.state is not model.State.COMPLETING:
-            job = await self._insist(
-                lambda: self._store_move(
-                    job,
-                    ending.event,
-                    counts=run.durable,
-                    used=run.used,
-                    finalizing_us=self._clock.wall_us(),
-                ),
-                run,
-            )
-        built = await self._insist(
-            lambda: asyncio.to_thread(results.build, run.source, ending, job.order), run
-        )
-        counts = dataclasses.replace(run.durable, ok=built.ok, failed=built.failed)
-        stored = await asyncio.to_thread(intake.stored_bytes, run.source.folder)
-        changes: dict[str, Any] = {
-            "counts": counts,
-            "used": run.used,
-            "ended_us": self._clock.wall_us(),
-            "stored_bytes": stored,
-        }
-        try:
-            await self._insist(lambda: self._publish(job, run.source.folder), run)
-        except publish.PublishError as error:
-            changes |= {"reason": model.Reason.OUTPUT_REFUSED, "detail": str(error)}
-            event = model.Event.FAIL
-        else:
-            changes["reason"] = self._why(job, ending)
-            event = ending.published
-        await self._insist(lambda: self._store_move(job, event, **changes), run)
-
-    def _why(self, job: model.BatchJob, ending: model.Ending) -> model.Reason:
-        if ending is not model.Ending.EXPIRED:
-            return model.Reason.NONE
-        return model.overdue(job, self._clock.wall_us()) or model.Reason.TIME_LIMIT
-
-    @staticmethod
-    async def _publish(job: model.BatchJob, folder: Path) -> None:
-        targets = ((results.OUTPUT, job.output_file), (results.ERRORS, job.error_file))
-        for name, target in targets:
-            if target and (folder / name).exists() and job.uid is not None and job.gid is not None:
-                await publish.publish(
-                    folder / name, target, uid=job.uid, gid=job.gid, umask=job.umask
-                )
-
-    async def _insist(self, step: Callable[[], Coroutine[Any, Any, T]], run: runner.JobRun) -> T:
-        """Repeat a step until neither the registry nor the disk is in its way."""
-        while True:
-            try:
-                return await step()
-            except _TRANSIENT as error:
-                _LOG.error("job %d: tried again in a second: %s", run.job.job_id, error)
-                await self._clock.sleep(_AGAIN_S)
+            if run.over.is_set():
+                await run.close()
+                self._runs.pop(run.job.job_id, None)
+                self._told.pop(run.job.job_id, None)
+                self._served.pop(run.job.job_id, None)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from batch_jobs import lines, results
+from batch_jobs import estimates, lines, results
 
 FOLDER = "batch"
 REJECTS = "rejects.jsonl"
@@ -45,6 +45,7 @@ class Report:
         sha256: of the whole file, in hex.
         shown: the first bad lines, at most 100.
         bytes: of the whole file.
+        tokens: what the good lines are estimated to take.
     """
 
     total: int
@@ -53,6 +54,7 @@ class Report:
     sha256: str
     shown: tuple[lines.BadLine, ...]
     bytes: int = 0
+    tokens: estimates.Tokens = dataclasses.field(default_factory=estimates.Tokens)
 
     def public(self) -> dict[str, Any]:
         """Return the report as the API shows it."""
@@ -77,6 +79,7 @@ class Intake:
         self._sha256 = hashlib.sha256()
         self._file = _create(self.folder / results.INPUT)
         self._rejects = _create(self.folder / REJECTS)
+        self._tokens = estimates.Tokens()
         self._bytes = 0
         self._total = 0
         self._bad = 0
@@ -108,6 +111,7 @@ class Intake:
             sha256=self._sha256.hexdigest(),
             shown=tuple(self._shown),
             bytes=self._bytes,
+            tokens=self._tokens,
         )
 
     def place(self, job_id: int) -> None:
@@ -136,7 +140,9 @@ class Intake:
             if line is None:
                 continue
             self._total += 1
-            if isinstance(line, lines.BadLine):
+            if isinstance(line, lines.Line):
+                self._tokens.add(line, len(raw.data))
+            else:
                 self._bad += 1
                 self._rejects.write(json.dumps(dataclasses.asdict(line)).encode() + b"\n")
                 if len(self._shown) < _SHOWN:

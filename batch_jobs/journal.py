@@ -60,6 +60,11 @@ class Entry:
     attempt: int = 0
     data: bytes = b""
 
+    @property
+    def size(self) -> int:
+        """How many bytes it takes in the file."""
+        return _HEAD.size + _BODY.size + len(self.data)
+
     def encode(self) -> bytes:
         """Return the entry's bytes in the file."""
         payload = _BODY.pack(self.kind, self.attempt, self.line) + self.data
@@ -249,8 +254,12 @@ def read_at(file: BinaryIO, offset: int) -> Entry:
     return entry
 
 
-def entries(file: BinaryIO) -> Iterator[tuple[int, Entry]]:
+def entries(file: BinaryIO, after: int = 0) -> Iterator[tuple[int, Entry]]:
     """Yield each whole entry with its offset, up to the end or the first torn or damaged one.
+
+    Args:
+        file: the journal.
+        after: where an entry begins; 0: the first.
 
     Raises:
         JournalError: the file does not begin as a journal does, or a newer version wrote it.
@@ -260,13 +269,11 @@ def entries(file: BinaryIO) -> Iterator[tuple[int, Entry]]:
         if MAGIC.startswith(magic):  # torn while it was made: nothing was in it yet
             return
         raise JournalError(f"{file.name} is no journal of batch_jobs")
-    yield from _from(file, len(MAGIC))
-
-
-def _from(file: BinaryIO, at: int) -> Iterator[tuple[int, Entry]]:
+    at = max(after, len(MAGIC))
+    file.seek(at)
     while (entry := _read(file)) is not None:
         yield at, entry
-        at += _HEAD.size + _BODY.size + len(entry.data)
+        at += entry.size
 
 
 def recover(path: Path, last_line: int) -> Recovered:
@@ -285,19 +292,15 @@ def recover(path: Path, last_line: int) -> Recovered:
     found = Recovered.of(kept) if kept is not None else Recovered(bytearray(last_line + 1))
     with path.open("rb") as file:
         if kept is None:
-            rest = entries(file)
             found.size = len(MAGIC) if file.read(len(MAGIC)) == MAGIC else 0
             file.seek(0)
-        else:
-            file.seek(kept.size)
-            rest = _from(file, kept.size)
-        for at, entry in rest:
+        for at, entry in entries(file, found.size):
             if entry.line > last_line:
                 raise JournalError(
                     f"{path} speaks of line {entry.line}, the job ends at {last_line}"
                 )
             found.add(entry)
-            found.size = at + _HEAD.size + _BODY.size + len(entry.data)
+            found.size = at + entry.size
     return found
 
 

@@ -9,6 +9,7 @@ from batch_jobs import model
 from scheduler.contracts import command_line, times
 
 DEFAULT = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
+START = "%.18i %.8j %.8u %.2t %.19S %.19s %R"
 Job = Mapping[str, Any]
 _FIELD = re.compile(r"%(\.?)(\d*)(.)")
 _BY_NAME = {
@@ -45,9 +46,30 @@ def _done(job: Job, width: int) -> str:
 
 def _reason(job: Job) -> str:
     if job["reason"] != model.Reason.NONE:
-        return f"({job['reason']})"
+        flag = ",RQ" if back(job) else ""
+        return f"({job['reason']}{flag})"
     failed = job["lines"]["failed"]  # a job whose every line failed is COMPLETED all the same
     return f"({failed} failed)" if failed else ""
+
+
+def back(job: Job) -> bool:
+    """Whether a job waits again after it had run: put back, or all its lines gave their seats back."""
+    if job["state"] == model.State.PENDING:
+        return bool(job["started_us"])
+    blocked = job["state"] == model.State.RUNNING and job["reason"] == model.Reason.RESOURCES
+    return bool(blocked and job["lines"]["preempted"])
+
+
+def _short(job: Job) -> str:
+    state = model.State.PENDING if back(job) else model.State(job["state"])
+    return state.short
+
+
+def _start(job: Job, tz: datetime.tzinfo) -> str:
+    """When it started, or is expected to."""
+    waits = job["state"] == model.State.PENDING and not job["started_us"]
+    at = job["expected_us"] if waits else job["started_us"]
+    return times.print_point(at, tz).replace("Unknown", "N/A")
 
 
 def _left(job: Job) -> str:
@@ -71,15 +93,28 @@ class Format:
             return lambda job, _: times.print_point(job[name], tz).replace("Unknown", "N/A")
 
         self._letters: dict[str, tuple[str, Callable[[Job, int], str]]] = {
-            "i": ("JOBID", lambda job, _: str(job["job_id"])),
+            "i": ("JOBID", lambda job, _: job["shown_id"]),
             "A": ("JOBID", lambda job, _: str(job["job_id"])),
+            "F": ("ARRAY_JOB_ID", lambda job, _: str(job["array_id"] or job["job_id"])),
+            "K": (
+                "ARRAY_TASK_ID",
+                lambda job, _: str(job["array_task"]) if job["array_id"] else "N/A",
+            ),
+            "E": ("DEPENDENCY", lambda job, _: job["dependency"] or "(null)"),
+            "q": ("QOS", lambda job, _: job["qos"] or "normal"),
+            "Q": ("PRIORITY", lambda job, _: str(job["rank"])),
+            "f": (
+                "FAIRSHARE",
+                lambda job, _: "N/A" if job["fairshare"] is None else f"{job['fairshare']:.6f}",
+            ),
+            "s": ("FIRST_ESTIMATE", point("estimated_us")),
             "P": ("TIER", lambda job, _: job["tier"]),
             "j": ("NAME", lambda job, _: job["name"]),
             "u": ("USER", lambda job, _: job["user"]),
             "a": ("ACCOUNT", lambda job, _: job["team"]),
             "k": ("COMMENT", lambda job, _: job["comment"]),
             "o": ("COMMAND", lambda job, _: job["source"]),
-            "t": ("ST", lambda job, _: model.State(job["state"]).short),
+            "t": ("ST", lambda job, _: _short(job)),
             "T": ("STATE", lambda job, _: job["state"]),
             "M": ("TIME", lambda job, _: times.print_duration(job["elapsed_s"])),
             "l": ("TIME_LIMIT", lambda job, _: times.print_duration(job["time_limit_s"] or None)),
@@ -88,7 +123,7 @@ class Format:
             "r": ("REASON", lambda job, _: job["reason"]),
             "R": ("(REASON)", lambda job, _: _reason(job)),
             "V": ("SUBMIT_TIME", point("submitted_us")),
-            "S": ("START_TIME", point("started_us")),
+            "S": ("START_TIME", lambda job, _: _start(job, tz)),
             "e": ("END_TIME", point("ended_us")),
         }
         self._text = text
@@ -96,6 +131,22 @@ class Format:
             if match[3] not in self._letters:
                 known = " ".join(f"%{letter}" for letter in self._letters)
                 raise command_line.CommandError(f"format: unknown {match[0]!r}: use {known}")
+
+    def sorted(self, jobs: Sequence[Job], keys: str) -> list[Job]:
+        """Return jobs in squeue's ``-S`` order: letters with commas, ``-`` for down; "": as they are.
+
+        Raises:
+            command_line.CommandError: an unknown letter.
+        """
+        found = list(jobs)
+        for key in reversed([word.strip() for word in keys.split(",") if word.strip()]):
+            letter = key.lstrip("+-")
+            if letter not in self._letters:
+                known = " ".join(self._letters)
+                raise command_line.CommandError(f"sort: unknown {key!r}: use letters of {known}")
+            cell = self._letters[letter][1]
+            found.sort(key=lambda job: _natural(cell(job, 0)), reverse=key.startswith("-"))
+        return found
 
     def header(self) -> str:
         """Return the line of column names."""
@@ -115,6 +166,12 @@ class Format:
             return (text.rjust if match[1] else text.ljust)(width)[:width]
 
         return _FIELD.sub(fill, self._text).rstrip()
+
+
+def _natural(text: str) -> list[tuple[int, float, str]]:
+    """Return a sort key in which 9 comes before 10."""
+    parts = re.findall(r"\d+(?:\.\d+)?|\D+", text)
+    return [(0, float(part), "") if part[0].isdigit() else (1, 0.0, part) for part in parts]
 
 
 def lines(jobs: Sequence[Job], form: Format, *, header: bool) -> list[str]:

@@ -133,7 +133,6 @@ class Reason(enum.StrEnum):
     NEVER = "DependencyNeverSatisfied"
     ARRAY_LIMIT = "JobArrayTaskLimit"
     GROUP_JOBS = "AssocGrpJobsLimit"  # the team runs as many jobs as it may
-    GROUP_TOKENS = "AssocGrpTRESMinutes"  # more queued tokens than it may have
     QOS_JOBS = "QOSMaxJobsPerUserLimit"
     DEADLINE = "DeadLine"
     LAUNCH_FAILED = "JobLaunchFailure"  # the job's own files are gone or unreadable
@@ -222,7 +221,9 @@ class BatchJob:
         requeue: whether a lost or preempted job may start again.
         requeues: how often it was put back into the queue.
         top_us: when `fctl top` put it before the team's others; 0: never.
+        requeue_us: when somebody asked for that; 0: nobody did, or it was done.
         estimated_us: when it was first expected to start; 0: nobody could tell.
+        expected_us: when it is expected to start now, while it waits.
         format: of the results, jsonl or parquet.
         queued_tokens: what its lines were estimated to take.
     """
@@ -273,7 +274,9 @@ class BatchJob:
     requeue: bool = True
     requeues: int = 0
     top_us: int = 0
+    requeue_us: int = 0
     estimated_us: int = 0
+    expected_us: int = 0
     format: str = "jsonl"
     queued_tokens: int = 0
 
@@ -326,7 +329,7 @@ class BatchJob:
 
 
 def waiting_reason(job: BatchJob, now_us: int) -> Reason | None:
-    """Return why a pending job may not start now, or None if it may."""
+    """Return what of its own keeps a pending job back now, or None."""
     if job.held:
         return Reason.HELD_ADMIN if job.held == "admin" else Reason.HELD_USER
     if job.begin_us > now_us:

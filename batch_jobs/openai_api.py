@@ -14,7 +14,7 @@ import fastapi
 import fastapi.responses
 import starlette.datastructures
 
-from batch_jobs import files, intake, lines, model, openai_shape, routes, settings
+from batch_jobs import files, intake, lines, model, openai_shape, routes, settings, submission
 from batch_jobs import store as stores
 from scheduler.contracts import clock as clocks
 from scheduler.contracts import errors, requests
@@ -236,7 +236,7 @@ class _Batches:
         )
         try:
             report = await asyncio.to_thread(_read, taken, path)
-            job = routes.filled(dataclasses.replace(job, name=found.name[:256]), report, now)
+            job = submission.filled(dataclasses.replace(job, name=found.name[:256]), report, now)
             if fault := _fault(report):
                 job = dataclasses.replace(
                     job,
@@ -308,8 +308,8 @@ def _draft(body: dict[str, Any], caller: requests.Caller, now_us: int) -> model.
     seconds = openai_shape.window_s(window)
     said = openai_shape.metadata(body.get("metadata"))
     keep_s = openai_shape.keep_s("output_expires_after", body.get("output_expires_after"))
-    wish = routes.Submission.model_validate({"endpoint": endpoint})
-    drafted = routes.draft(wish, caller, now_us)
+    wish = submission.Submission.model_validate({"endpoint": endpoint})
+    drafted = submission.draft(wish, caller, now_us)
     return dataclasses.replace(
         drafted,
         door=model.Door.OPENAI,

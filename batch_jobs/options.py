@@ -7,29 +7,22 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from batch_jobs import directives
+from batch_jobs import arrays, directives
 from scheduler.contracts import command_line, times
 
 USAGE_CODE = 255  # sbatch's for a bad option
 ENVIRONMENT = "FBATCH_"
-_NOT_BUILT = {
-    "array": ("-a", True),
-    "dependency": ("-d", True),
-    "requeue": ("", False),
-    "no-requeue": ("", False),
+_REFUSED = {
     "mail-type": ("", True),
     "mail-user": ("", True),
-    "format": ("", True),
-    "follow": ("", False),
     "partition": ("-p", True),
-    "qos": ("-q", True),
-    "priority": ("", True),
     "time-min": ("", True),
 }
 _WHY = {
     "mail-type": "mail is not configured here: leave it out, or wait with --wait",
     "mail-user": "mail is not configured here: leave it out, or wait with --wait",
     "partition": "batch jobs have no partition: leave it out",
+    "time-min": "a job runs as long as its lines take: leave it out, or give --time",
 }
 _EPILOG = """\
 SCRIPT begins with #! and may hold #FBATCH lines and, after them, request lines; FILE is JSONL in the
@@ -43,7 +36,7 @@ examples:
 """
 
 
-class _NotBuilt(argparse.Action):
+class _Refused(argparse.Action):
     def __call__(
         self,
         parser: argparse.ArgumentParser,
@@ -52,8 +45,7 @@ class _NotBuilt(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         del namespace, values, option_string
-        why = _WHY.get(self.dest, "this version can't do that yet: leave it out")
-        raise command_line.CommandError(f"--{self.dest}: {why}", USAGE_CODE)
+        raise command_line.CommandError(f"--{self.dest}: {_WHY[self.dest]}", USAGE_CODE)
 
 
 def parser() -> command_line.Parser:
@@ -83,21 +75,33 @@ def parser() -> command_line.Parser:
         choices=("input", "completion"),
         help="input or completion (default)",
     )
-    found.add_argument("-b", "--begin", metavar="TIME", help="not before")
+    found.add_argument("-b", "--begin", metavar="T", help="not before")
     found.add_argument("--deadline", metavar="TIME", help="of no use after")
     found.add_argument("-t", "--time", metavar="LIMIT", help="minutes, HH:MM:SS, D-HH…")
+    found.add_argument("-a", "--array", metavar="IDX", help="0-15:4%%2; %%a in FILE is the task")
+    found.add_argument(
+        "-d", "--dependency", metavar="WHAT", help="afterok:12,afterany:13; ? for or; slurm:4711"
+    )
+    found.add_argument("-q", "--qos", metavar="NAME", help="of the site's")
+    found.add_argument("--priority", metavar="N", help="above 0: admins only")
+    found.add_argument("--requeue", dest="requeue", help=argparse.SUPPRESS, **flag)
+    found.add_argument("--no-requeue", dest="no_requeue", help="may not be put back", **flag)
+    found.add_argument(
+        "--format", metavar="FORMAT", choices=("jsonl", "parquet"), help="of answers"
+    )
     found.add_argument("-H", "--hold", help="submit held", **flag)
     found.add_argument("--strict", help="refuse the file if one line is bad", **flag)
     found.add_argument("--test-only", help="check, submit nothing", **flag)
     found.add_argument(
         "-W", "--wait", help="until it ends; exit 0 only if every line succeeded", **flag
     )
+    found.add_argument("--follow", help="as --wait, and print answers as they come", **flag)
     found.add_argument("--parsable", help="print the id alone", **flag)
     found.add_argument("-Q", "--quiet", help="print errors alone", **flag)
-    for name, (short, takes) in _NOT_BUILT.items():
+    for name, (short, takes) in _REFUSED.items():
         names = [short, f"--{name}"] if short else [f"--{name}"]
         nargs = None if takes else 0
-        found.add_argument(*names, dest=name, action=_NotBuilt, nargs=nargs, help=argparse.SUPPRESS)
+        found.add_argument(*names, dest=name, action=_Refused, nargs=nargs, help=argparse.SUPPRESS)
     return found
 
 
@@ -180,9 +184,16 @@ def submission(said: Mapping[str, Any], *, now_us: int, tz: datetime.tzinfo) -> 
         ("hold", "hold"),
         ("strict", "strict_lines"),
         ("test_only", "test_only"),
+        ("dependency", "dependency"),
+        ("qos", "qos"),
+        ("format", "format"),
     ):
         if option in said:
             wish[field] = said[option]
+    if said.get("no_requeue"):
+        wish["requeue"] = False
+    if "priority" in said:
+        wish["priority"] = _whole(said["priority"])
     try:
         for option in ("begin", "deadline"):
             if option in said:
@@ -193,3 +204,26 @@ def submission(said: Mapping[str, Any], *, now_us: int, tz: datetime.tzinfo) -> 
     except times.TimeError as error:
         raise command_line.CommandError(str(error), USAGE_CODE) from None
     return wish
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise command_line.CommandError(
+            f"--priority: {text[:40]!r} is no whole number", USAGE_CODE
+        ) from None
+
+
+def array(said: Mapping[str, Any]) -> arrays.Array | None:
+    """Return the array that was asked for, or None.
+
+    Raises:
+        command_line.CommandError: it can't be read (255).
+    """
+    if "array" not in said:
+        return None
+    try:
+        return arrays.read(said["array"])
+    except arrays.ArrayError as error:
+        raise command_line.CommandError(f"--array: {error}", USAGE_CODE) from None

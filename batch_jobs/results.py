@@ -19,6 +19,7 @@ JOURNAL = "journal"
 OUTPUT = "output.jsonl"
 ERRORS = "errors.jsonl"
 _CHUNK = 1 << 20
+_FOLLOWED = 500  # results in one answer to who follows a job
 
 _ENDED = {
     model.Ending.CANCELLED: (
@@ -196,3 +197,24 @@ def _without_result(
         journal.Kind.FAILED,
         failed(source.job_id, raw.number, line.custom_id, code, message),
     )
+
+
+def following(folder: Path, after: int) -> tuple[list[str], int]:
+    """Return results of a job that runs, behind a place in its journal, and the place behind them.
+
+    Args:
+        folder: the job's.
+        after: 0, or the place that an earlier call returned.
+    """
+    found: list[str] = []
+    try:
+        with (folder / JOURNAL).open("rb") as file:
+            for at, entry in journal.entries(file, after):
+                after = at + entry.size
+                if entry.kind in journal.RESULTS:
+                    found.append(entry.data.decode())
+                if len(found) >= _FOLLOWED:
+                    break
+    except FileNotFoundError:
+        pass
+    return found, after

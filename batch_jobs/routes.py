@@ -5,10 +5,7 @@ caller may not see does not exist for them.
 """
 
 import asyncio
-import dataclasses
-import os
-import pwd
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -19,44 +16,23 @@ import pydantic
 import sqlalchemy.exc
 import starlette.requests
 
-from batch_jobs import files, intake, lines, model, patterns, results, settings
+from batch_jobs import (
+    files,
+    intake,
+    lines,
+    model,
+    parquet,
+    queue_acts,
+    results,
+    settings,
+    submission,
+)
 from batch_jobs import store as stores
 from scheduler.contracts import clock as clocks
-from scheduler.contracts import errors, requests, times
+from scheduler.contracts import errors, requests
 
 PREFIX = "/forebay/v1/jobs"
 Request = starlette.requests.Request
-
-
-class Submission(pydantic.BaseModel):
-    """The options of a submission, in the query parameter ``options`` as JSON."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
-
-    name: str = pydantic.Field("fbatch", min_length=1, max_length=256)
-    account: str = ""
-    comment: str = pydantic.Field("", max_length=4096)
-    model: str = pydantic.Field("", max_length=256)
-    endpoint: str = ""
-    order: str = "completion"
-    strict_lines: bool = False
-    test_only: bool = False
-    hold: bool = False
-    begin_us: int = pydantic.Field(0, ge=0, le=times.LAST_US)
-    deadline_us: int = pydantic.Field(0, ge=0, le=times.LAST_US)
-    time_limit_s: int = pydantic.Field(0, ge=0, le=times.LAST_US // 1_000_000)
-    output: str = pydantic.Field("", max_length=4096)
-    error: str = pydantic.Field("", max_length=4096)
-    cwd: str = pydantic.Field("", max_length=4096)
-    umask: int = pydantic.Field(0o077, ge=0, le=0o777)
-    source: str = pydantic.Field("", max_length=4096)
-
-    @pydantic.field_validator("*")
-    @classmethod
-    def _no_nul(cls, value: Any) -> Any:
-        if isinstance(value, str) and "\0" in value:
-            raise ValueError("must not contain a NUL character")
-        return value
 
 
 class Route(fastapi.routing.APIRoute):
@@ -84,6 +60,7 @@ def router(
     state_dir: Path,
     options: settings.BatchJobsSettings,
     clock: clocks.Clock,
+    shares: Mapping[str, float] | None = None,
 ) -> fastapi.APIRouter:
     """Return the routes.
 
@@ -92,8 +69,9 @@ def router(
         state_dir: where jobs' files are kept; the batch runner sees the same folder.
         options: the [batch_jobs] table.
         clock: time.
+        shares: the teams' shares, 1 where one is not named.
     """
-    api = _Api(store, state_dir, options, clock)
+    api = _Api(store, state_dir, options, clock, shares or {})
     found = fastapi.APIRouter(prefix=PREFIX, route_class=Route)
     found.add_api_route("", api.submit, methods=["POST"])
     found.add_api_route("", api.list, methods=["GET"])
@@ -101,6 +79,10 @@ def router(
     found.add_api_route("/{job_id}/cancel", api.cancel, methods=["POST"])
     found.add_api_route("/{job_id}/hold", api.hold, methods=["POST"])
     found.add_api_route("/{job_id}/release", api.release, methods=["POST"])
+    found.add_api_route("/{job_id}/requeue", api.requeue, methods=["POST"])
+    found.add_api_route("/{job_id}/top", api.top, methods=["POST"])
+    found.add_api_route("/{job_id}", api.update, methods=["PATCH"])
+    found.add_api_route("/{job_id}/follow", api.follow, methods=["GET"])
     found.add_api_route("/{job_id}/output", api.output, methods=["GET"], response_model=None)
     found.add_api_route("/{job_id}/errors", api.errors, methods=["GET"], response_model=None)
     return found
@@ -113,18 +95,21 @@ class _Api:
         state_dir: Path,
         options: settings.BatchJobsSettings,
         clock: clocks.Clock,
+        shares: Mapping[str, float],
     ) -> None:
         self._store = store
         self._state_dir = state_dir
         self._options = options
         self._clock = clock
+        self._acts = queue_acts.Acts(store, options, clock, shares)
         self._files = files.Files(store, state_dir, options.team_storage_bytes)
 
     async def submit(self, request: Request) -> dict[str, Any]:
         """Take a JSONL file as the body, check every line, make a job of it."""
         caller = caller_of(request)
-        wish = _submission(request)
-        job = draft(wish, caller, self._clock.wall_us())
+        wish = submission.read(request.query_params.get("options", "{}"))
+        job = submission.draft(wish, caller, self._clock.wall_us())
+        await asyncio.to_thread(self._acts.check, job, caller)
         rules = lines.Rules(model=wish.model, endpoint=wish.endpoint, models=caller.models)
         length = request.headers.get("content-length", "")
         await asyncio.to_thread(self._files.check, job.team, int(length) if length.isdigit() else 0)
@@ -137,9 +122,11 @@ class _Api:
             report = await asyncio.to_thread(taken.finish)
             await asyncio.to_thread(self._files.check, job.team, report.bytes)
             if wish.test_only:
-                return {"job_id": None, **report.public()}
-            _refuse(report, wish)
-            job = filled(job, report, self._clock.wall_us())
+                shown = await asyncio.to_thread(self._acts.test, job, report)
+                return {"job_id": None, **report.public(), **shown}
+            submission.refuse(report, wish)
+            await asyncio.to_thread(self._acts.room, job, report.tokens.all)
+            job = submission.filled(job, report, self._clock.wall_us())
             job = await asyncio.to_thread(self._store.add, job, taken.place)
         except starlette.requests.ClientDisconnect as gone:
             raise errors.Cancelled("the upload was broken off") from gone
@@ -171,7 +158,8 @@ class _Api:
             )
         jobs = await asyncio.to_thread(self._store.list, wanted)
         now = self._clock.wall_us()
-        return {"jobs": [job.public(now) for job in jobs]}
+        placed = await asyncio.to_thread(self._acts.placed, now)
+        return {"jobs": [{**job.public(now), **placed(job)} for job in jobs]}
 
     async def show(self, request: Request, job_id: str) -> dict[str, Any]:
         """Show one job. Reads only: however often it is asked, nothing is written."""
@@ -179,28 +167,69 @@ class _Api:
 
     async def cancel(self, request: Request, job_id: str) -> dict[str, Any]:
         """Ask for a job's end, which is the runner's to bring; `ended`: there was nothing to end."""
-        job = await self._job(request, job_id)
+        jobs = await self._jobs(request, job_id)
         now = self._clock.wall_us()
-        asked = await asyncio.to_thread(self._store.cancel, job.job_id, now)
-        return {"job_id": job.job_id, "ended": not asked}
+        asked = [await asyncio.to_thread(self._store.cancel, job.job_id, now) for job in jobs]
+        return {"job_id": jobs[0].job_id, "ended": not any(asked)}
 
     async def hold(self, request: Request, job_id: str) -> dict[str, Any]:
         """Hold a pending job."""
-        job = await self._job(request, job_id)
-        by = "admin" if caller_of(request).admin and caller_of(request).user != job.user else "user"
-        return await self._hold(job, by)
+        jobs = await self._jobs(request, job_id)
+        caller = caller_of(request)
+        by = "admin" if caller.admin and caller.user != jobs[0].user else "user"
+        return await self._hold(jobs, by)
 
     async def release(self, request: Request, job_id: str) -> dict[str, Any]:
         """Release a held job; what an admin holds, an admin releases."""
-        job = await self._job(request, job_id)
-        if job.held == "admin" and not caller_of(request).admin:
-            raise errors.Forbidden(f"job {job.job_id} is held by an admin: ask one to release it")
-        return await self._hold(job, "")
+        jobs = await self._jobs(request, job_id)
+        for job in jobs:
+            if job.held == "admin" and not caller_of(request).admin:
+                raise errors.Forbidden(
+                    f"job {job.shown_id} is held by an admin: ask one to release it"
+                )
+        return await self._hold(jobs, "")
 
-    async def _hold(self, job: model.BatchJob, by: str) -> dict[str, Any]:
-        if not await asyncio.to_thread(self._store.hold, job.job_id, by):
-            raise errors.BadRequest(f"job {job.job_id} is not pending")
-        return {"job_id": job.job_id}
+    async def _hold(self, jobs: Sequence[model.BatchJob], by: str) -> dict[str, Any]:
+        done = [await asyncio.to_thread(self._store.hold, job.job_id, by) for job in jobs]
+        if not any(done):
+            raise errors.BadRequest(f"job {jobs[0].shown_id} is not pending")
+        return {"job_id": jobs[0].job_id}
+
+    async def requeue(self, request: Request, job_id: str) -> dict[str, Any]:
+        """Put a running job back into the queue; its lines keep what they have."""
+        jobs = await self._jobs(request, job_id)
+        await asyncio.to_thread(self._acts.each, self._acts.requeue, jobs)
+        return {"job_id": jobs[0].job_id}
+
+    async def top(self, request: Request, job_id: str) -> dict[str, Any]:
+        """Put a pending job before its user's others."""
+        jobs = await self._jobs(request, job_id)
+        await asyncio.to_thread(self._acts.each, self._acts.top, jobs)
+        return {"job_id": jobs[0].job_id}
+
+    async def update(self, request: Request, job_id: str) -> dict[str, Any]:
+        """Change a job that waits."""
+        jobs = await self._jobs(request, job_id)
+        caller = caller_of(request)
+        try:
+            wish = queue_acts.Change.model_validate_json(await request.body())
+        except pydantic.ValidationError as error:
+            raise submission.field_fault(error) from None
+        await asyncio.to_thread(
+            self._acts.each, lambda job: self._acts.update(job, wish, caller), jobs
+        )
+        return {"job_id": jobs[0].job_id}
+
+    async def follow(self, request: Request, job_id: str) -> dict[str, Any]:
+        """Return the answers behind a place in the journal, as they come."""
+        job = await self._job(request, job_id)
+        try:
+            after = _number(request.query_params.get("after", "0"))
+        except ValueError:
+            raise errors.BadRequest("after: must be a whole number", param="after") from None
+        folder = intake.job_folder(self._state_dir, job.job_id)
+        found, following = await asyncio.to_thread(results.following, folder, after)
+        return {"lines": found, "next": following}
 
     async def output(self, request: Request, job_id: str) -> fastapi.Response:
         """Download the answers."""
@@ -214,23 +243,37 @@ class _Api:
         job = await self._job(request, job_id)
         if not job.state.final:
             raise errors.BadRequest(f"job {job.job_id} is {job.state}: its results come at its end")
+        if name == results.OUTPUT and job.format == parquet.FORMAT:
+            name = parquet.OUTPUT
         path = intake.job_folder(self._state_dir, job.job_id) / name
         if not path.is_file():
             raise errors.NotFound(f"job {job.job_id} has no such lines")
         return fastapi.responses.FileResponse(path, media_type="application/jsonl", filename=name)
 
     async def _job(self, request: Request, job_id: str) -> model.BatchJob:
+        """Return the one job that an id names: of an array's id its first task."""
+        return (await self._jobs(request, job_id))[0]
+
+    async def _jobs(self, request: Request, job_id: str) -> Sequence[model.BatchJob]:
+        """Return the jobs that an id names: of an array's all tasks."""
         caller = caller_of(request)
         number, _, task = job_id.partition("_")
         try:
-            job = await asyncio.to_thread(self._store.get, _number(number))
+            wanted, index = _number(number), _number(task) if task else None
         except ValueError as error:
             raise errors.BadRequest(str(error)) from None
-        if job is None or not visible(job, caller):
-            raise errors.NotFound(f"there is no job {number}, or it is not yours")
-        if task:
-            raise errors.NotFound(f"job {number} is no array: it has no task {task[:40]}")
-        return job
+        every = await asyncio.to_thread(self._store.fates, [wanted])
+        found = [
+            job
+            for job in every
+            if visible(job, caller)
+            and (job.array_task == index if index is not None else True)
+            and wanted in (job.array_id, job.job_id)
+        ]
+        if not found:
+            shown = f"{number}_{task}" if task else number
+            raise errors.NotFound(f"there is no job {shown}, or it is not yours")
+        return found
 
 
 def caller_of(request: Request) -> requests.Caller:
@@ -256,113 +299,6 @@ def visible(owned: Owned, caller: requests.Caller) -> bool:
     """Whether a caller may know of it: their own, their team's as a coordinator, all as an admin."""
     same = owned.team == caller.team and (caller.coordinator or owned.user == caller.user)
     return caller.admin or same
-
-
-def _submission(request: Request) -> Submission:
-    try:
-        return Submission.model_validate_json(request.query_params.get("options", "{}"))
-    except pydantic.ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "options"
-        raise errors.BadRequest(f"{where}: {first['msg']}", param=where) from None
-
-
-def draft(wish: Submission, caller: requests.Caller, now_us: int) -> model.BatchJob:
-    """Check everything but the lines and return the job without them."""
-    if requests.Tier.BATCH not in caller.tiers and not caller.admin:
-        raise errors.Forbidden("your credential may not name tier batch: ask an admin for it")
-    if wish.account and wish.account != caller.team and not caller.admin:
-        raise errors.Forbidden(f"you may not charge account {wish.account!r}, only {caller.team!r}")
-    if wish.endpoint and wish.endpoint not in lines.ENDPOINTS:
-        known = ", ".join(sorted(lines.ENDPOINTS))
-        raise errors.BadRequest(f"endpoint {wish.endpoint!r}: use one of {known}", param="endpoint")
-    if wish.deadline_us and wish.deadline_us <= max(now_us, wish.begin_us):
-        raise errors.BadRequest(
-            "the deadline has passed, or comes before the begin", param="deadline"
-        )
-    if wish.order not in set(model.Order):
-        raise errors.BadRequest("order must be input or completion", param="order")
-    uid, gid = _unix(caller.user)
-    output, error = _targets(wish, uid)
-    return model.BatchJob(
-        job_id=0,
-        team=wish.account or caller.team,
-        user=caller.user,
-        uid=uid,
-        gid=gid,
-        umask=wish.umask,
-        name=wish.name,
-        comment=wish.comment,
-        model=wish.model,
-        endpoint=wish.endpoint,
-        order=model.Order(wish.order),
-        begin_us=wish.begin_us,
-        deadline_us=wish.deadline_us,
-        time_limit_s=wish.time_limit_s,
-        held="user" if wish.hold else "",
-        output_path=output,
-        error_path=error,
-        source=wish.source,
-    )
-
-
-def _unix(user: str) -> tuple[int | None, int | None]:
-    """Return the Unix ids of a caller's user; (None, None) if this host does not know them."""
-    try:
-        entry = pwd.getpwnam(user)
-    except (KeyError, ValueError):
-        return None, None
-    return entry.pw_uid, entry.pw_gid
-
-
-def _targets(wish: Submission, uid: int | None) -> tuple[str, str]:
-    """Return the patterns of both result files, absolute, or "" where nothing can be published."""
-    output = wish.output or ("fbatch-%j.jsonl" if wish.cwd else "")
-    error = wish.error or (patterns.error_beside(output) if output else "")
-    found = []
-    for option, pattern in (("output", output), ("error", error)):
-        try:
-            patterns.check(pattern)
-        except patterns.PatternError as fault:
-            raise errors.BadRequest(f"--{option}: {fault}", param=option) from None
-        path = os.path.join(wish.cwd, pattern) if pattern else ""  # noqa: PTH118 - the user's text as it is
-        if path and (not path.startswith("/") or "\0" in path or path.endswith("/")):
-            raise errors.BadRequest(f"--{option}: {pattern!r} is no path of a file", param=option)
-        found.append(path)
-    if output and found[0] == found[1]:
-        raise errors.BadRequest("--output and --error must be two files", param="error")
-    if uid is None or os.geteuid() not in {0, uid}:
-        if wish.output or wish.error:
-            raise errors.BadRequest(
-                "--output and --error need a Unix user whose files this service may write: leave them "
-                "out and download the results",
-                param="output",
-            )
-        return "", ""
-    return found[0], found[1]
-
-
-def _refuse(report: intake.Report, wish: Submission) -> None:
-    if not report.total:
-        raise errors.BadRequest("the file has no request in it")
-    if report.bad and wish.strict_lines:
-        first = report.shown[0]
-        raise errors.BadRequest(
-            f"{report.bad} of {report.total} lines are bad, nothing was submitted (--strict); "
-            f"the first is line {first.number}: {first.message}"
-        )
-
-
-def filled(job: model.BatchJob, report: intake.Report, now_us: int) -> model.BatchJob:
-    """Return the job with what validation found."""
-    return dataclasses.replace(
-        job,
-        counts=model.Counts(total=report.total, failed=report.bad),
-        last_line=report.last_line,
-        input_sha256=report.sha256,
-        submitted_us=now_us,
-        stored_bytes=report.bytes,
-    )
 
 
 def _number(text: str) -> int:

@@ -41,6 +41,7 @@ class JobRun:
         self.tasks: set[asyncio.Task[None]] = set()
         self.over = asyncio.Event()  # set when no line may run any more, or none is left
         self.ending: model.Ending | None = None
+        self.requeued = False
         self.stalled = ""  # why results can't be written now, or ""
         self.used = model.Used()  # by answers that the journal has on disk
         self.blocked = False  # the newest answer was that there is no room
@@ -80,9 +81,14 @@ class JobRun:
     def _used(self) -> model.Used:
         return model.Used(*self._lines.used)
 
+    def put_back(self) -> None:
+        """Let no further line run, and none end: the job waits again."""
+        self.requeued = True
+        self.over.set()
+
     def end(self, ending: model.Ending) -> None:
         """Let no further line run; the first ending stands."""
-        if self.ending is None:
+        if self.ending is None and not self.requeued:
             self.ending = ending
             self.over.set()
 
@@ -265,6 +271,15 @@ class JobRun:
     def touch(self) -> None:
         """Have what was recorded committed soon."""
         self._dirty.set()
+
+    async def commit(self) -> None:
+        """Return when all that was recorded is on disk.
+
+        Raises:
+            OSError: the disk refused; call it again.
+        """
+        await asyncio.to_thread(self._writer.commit)
+        self._durable, self.used = self.counts(), self._used()
 
     async def seal(self) -> None:
         """Make the ending the journal's last word, with all results before it on disk.

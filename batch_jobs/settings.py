@@ -1,8 +1,10 @@
 """The `[batch_jobs]` table of forebay.toml."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from scheduler.contracts.settings import setting
+from scheduler.core import batch_order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,6 +16,40 @@ class BatchJobsSettings:
         "Longest line of a batch file; a longer one fails alone. Above any prompt that fits a context.",
         unit="bytes",
         least=1024,
+    )
+    share_half_life_s: float = setting(
+        7 * 86_400.0,
+        "After so long half of what a team's batch jobs have used no longer counts against its next ones; "
+        "as Slurm's PriorityDecayHalfLife.",
+        unit="s",
+        least=1,
+    )
+    weight_age: int = setting(
+        1_000, "What having waited `age_most_s` adds to a job's priority.", least=0
+    )
+    age_most_s: float = setting(
+        7 * 86_400.0, "Waiting longer than this adds nothing more.", unit="s", least=1
+    )
+    weight_fairshare: int = setting(
+        10_000, "What a team that has used nothing has above one far over its share.", least=0
+    )
+    weight_qos: int = setting(10_000, "What the highest QOS adds to a job's priority.", least=0)
+    qos: Mapping[str, float] = setting(
+        {}, "QOS that --qos may name, with their priorities; without any there is none to name."
+    )
+    qos_max_jobs: Mapping[str, float] = setting(
+        {}, "Jobs of one user that may run at once in a QOS; no limit where it is not named."
+    )
+    team_jobs: int = setting(0, "Jobs of one team that run at once; 0: no limit.", least=0)
+    team_lines: int = setting(
+        0, "Lines of one team that are in flight at once; 0: no limit.", least=0
+    )
+    team_queued_tokens: int = setting(
+        0,
+        "Estimated tokens of one team's jobs that have not ended; a submission beyond is refused. "
+        "0: no limit.",
+        unit="tokens",
+        least=0,
     )
     max_jobs: int = setting(
         64, "Jobs that one runner works on at the same time; more wait as PENDING.", least=1
@@ -82,3 +118,18 @@ class BatchJobsSettings:
         unit="s",
         least=0.01,
     )
+
+    def rules(self, shares: Mapping[str, float]) -> batch_order.Rules:
+        """Return how jobs are put in order; ``shares`` are the teams'."""
+        return batch_order.Rules(
+            jobs=self.max_jobs,
+            team_jobs=self.team_jobs,
+            shares=shares,
+            qos={
+                name: batch_order.Qos(int(rank), int(self.qos_max_jobs.get(name, 0)))
+                for name, rank in self.qos.items()
+            },
+            weights=batch_order.Weights(
+                self.weight_age, self.age_most_s, self.weight_fairshare, self.weight_qos
+            ),
+        )

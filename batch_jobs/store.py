@@ -88,6 +88,10 @@ class Store:
             if key is None:
                 raise RuntimeError("the registry gave the new job no id")
             job_id = int(key[0])
+            if job.array_task >= 0 and not job.array_id:  # the first task: the array bears its id
+                job = dataclasses.replace(job, array_id=job_id)
+                mine = sa.update(JOBS).where(JOBS.c.job_id == job_id)
+                connection.execute(mine.values(array_id=job_id))
             place(job_id)
         return dataclasses.replace(job, job_id=job_id)
 
@@ -176,6 +180,40 @@ class Store:
                 .where(JOBS.c.job_id == job_id, JOBS.c.state.in_([str(s) for s in model.ACTIVE]))
                 .values(values)
             )
+
+    def update(self, job_id: int, values: dict[str, Any], *, pending: bool = False) -> bool:
+        """Set fields of an active job, or of a pending one only; False: it is none any more."""
+        states = (model.State.PENDING,) if pending else tuple(model.ACTIVE)
+        with self.writing() as connection:
+            done = connection.execute(
+                sa.update(JOBS)
+                .where(JOBS.c.job_id == job_id, JOBS.c.state.in_([str(each) for each in states]))
+                .values(values)
+            )
+        return done.rowcount == 1
+
+    def had(self, since_us: int) -> Sequence[tuple[str, int, int, int]]:
+        """Return what jobs that ran since a moment took: team, tokens, start and end (0: not yet)."""
+        tokens = JOBS.c.prompt_tokens - JOBS.c.cached_tokens + JOBS.c.output_tokens
+        query = sa.select(JOBS.c.team, tokens, JOBS.c.started_us, JOBS.c.ended_us).where(
+            JOBS.c.started_us > 0, sa.or_(JOBS.c.ended_us == 0, JOBS.c.ended_us >= since_us)
+        )
+        with self.reading() as connection:
+            return [(str(t), int(n), int(s), int(e)) for t, n, s, e in connection.execute(query)]
+
+    def fates(self, ids: Sequence[int]) -> Sequence[model.BatchJob]:
+        """Return jobs, and all tasks of arrays, with these ids."""
+        query = sa.select(JOBS).where(sa.or_(JOBS.c.job_id.in_(ids), JOBS.c.array_id.in_(ids)))
+        with self.reading() as connection:
+            return [_job(row) for row in connection.execute(query).mappings()]
+
+    def queued_tokens(self, team: str) -> int:
+        """Return the estimated tokens of a team's jobs that have not ended."""
+        query = sa.select(sa.func.coalesce(sa.func.sum(JOBS.c.queued_tokens), 0)).where(
+            JOBS.c.team == team, JOBS.c.state.in_([str(each) for each in model.ACTIVE])
+        )
+        with self.reading() as connection:
+            return int(connection.scalar(query) or 0)
 
     def purged(self, job_id: int, now_us: int) -> None:
         """Note that a job's files are gone."""

@@ -60,6 +60,8 @@ JOBS = sa.Table(
     sa.Column("requeues", sa.Integer, nullable=False, server_default="0"),
     sa.Column("top_us", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("estimated_us", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("requeue_us", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("expected_us", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("format", sa.String(16), nullable=False, server_default="jsonl"),
     sa.Column("queued_tokens", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("batch_jobs_state", "state"),

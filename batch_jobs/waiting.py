@@ -22,6 +22,7 @@ def until_done(
     pause: Callable[[float], None],
     folder: Path,
     quiet: bool = False,
+    follow: TextIO | None = None,
 ) -> int:
     """Wait for a job's end; return 0 only if every line succeeded, else 1.
 
@@ -32,15 +33,18 @@ def until_done(
         pause: waits for so many seconds.
         folder: for results that Forebay itself could not put anywhere.
         quiet: nothing on ``err``.
+        follow: where answers are printed as they come.
 
     Raises:
         command_line.CommandError: the gateway did not answer for a minute.
     """
     failures = 0
+    after = 0
     with _display(err, quiet=quiet) as show:
         while True:
             try:
                 job = api.call("GET", f"/forebay/v1/jobs/{job_id}").json
+                after = _follow(job_id, after, api, follow)
                 failures = 0
             except command_line.CommandError:
                 failures += 1
@@ -61,6 +65,21 @@ def until_done(
     return 0 if good else 1
 
 
+def _follow(job_id: int, after: int, api: ports.Api, out: TextIO | None) -> int:
+    """Print the answers that have come since; returns the place behind them."""
+    while out is not None:
+        said = api.call(
+            "GET", f"/forebay/v1/jobs/{job_id}/follow", params={"after": str(after)}
+        ).json
+        after = said["next"]
+        for line in said["lines"]:
+            out.write(line)
+        out.flush()
+        if not said["lines"]:
+            break
+    return after
+
+
 def fetch(job: Mapping[str, Any], *, api: ports.Api, folder: Path) -> list[Path]:
     """Download the results that Forebay could not publish, since the caller is no Unix user there.
 
@@ -72,7 +91,7 @@ def fetch(job: Mapping[str, Any], *, api: ports.Api, folder: Path) -> list[Path]
     """
     written = []
     for part, count, pattern in (
-        ("output", job["lines"]["ok"], "fbatch-%j.jsonl"),
+        ("output", job["lines"]["ok"], f"fbatch-%j.{job['format']}"),
         ("errors", job["lines"]["failed"], "fbatch-%j.err.jsonl"),
     ):
         if not count or job["output_path"]:
@@ -88,6 +107,13 @@ def fetch(job: Mapping[str, Any], *, api: ports.Api, folder: Path) -> list[Path]
             unfinished.unlink(missing_ok=True)
         written.append(target)
     return written
+
+
+def speed(job: Mapping[str, Any]) -> str:
+    """Return a job's tokens a second since its start, or -."""
+    used = job["used"]
+    tokens = used["prompt_tokens"] + used["output_tokens"]
+    return f"{tokens / job['elapsed_s']:.0f}" if job["elapsed_s"] and tokens else "-"
 
 
 def summary(job: Mapping[str, Any]) -> str:
@@ -122,11 +148,12 @@ def _bar(err: TextIO) -> Iterator[Show]:
         progress.BarColumn(),
         progress.MofNCompleteColumn(),
         progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[speed]} tokens/s"),
         progress.TextColumn("{task.fields[preempted]} preempted"),
         console=console.Console(file=err),
         transient=True,
     ) as shown:
-        task = shown.add_task("", total=None, job="", state="", preempted=0)
+        task = shown.add_task("", total=None, job="", state="", preempted=0, speed="-")
 
         def show(job: Mapping[str, Any]) -> None:
             lines = job["lines"]
@@ -137,6 +164,7 @@ def _bar(err: TextIO) -> Iterator[Show]:
                 job=job["job_id"],
                 state=job["state"],
                 preempted=lines["preempted"],
+                speed=speed(job),
             )
 
         yield show

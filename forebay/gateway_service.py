@@ -181,7 +181,13 @@ class _Parts:
         batch = here.config.table(batch_settings.BatchJobsSettings)
         site = quotas.routes(here, registry, self._port.associations, time)
         return (
-            batch_routes.router(self._jobs, state_dir=here.state, options=batch, clock=time),
+            batch_routes.router(
+                self._jobs,
+                state_dir=here.state,
+                options=batch,
+                clock=time,
+                shares=self._table.team_shares,
+            ),
             openai_api.router(self._jobs, state_dir=here.state, options=batch, clock=time),
             accounting_routes.router(
                 here.state,

@@ -15,7 +15,7 @@ from accounting import ship as shipping
 from batch_jobs import daemon
 from batch_jobs import settings as batch_settings
 from batch_jobs import store as batch_store
-from forebay import crowd, gateway_service, installation, lease, quotas
+from forebay import crowd, gateway_service, installation, lease, quotas, slurm_fates
 from gateway import settings as gateway_settings
 from scheduler.contracts import clock
 from scheduler.runtime import broker as brokers
@@ -113,6 +113,8 @@ async def batchd(here: installation.Installation, told: Told) -> None:
                 service_key=here.secret(installation.SERVICE_KEY),
                 clock=clock.SystemClock(),
                 ready=lambda: told({"gateway": url}),
+                shares=here.config.table(gateway_settings.GatewaySettings).team_shares,
+                slurm=slurm_fates.Fates(here),
             )
         )
     finally:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy.exc
 
-from batch_jobs import daemon, intake, journal, model, results, runner
+from batch_jobs import finishing, intake, journal, model, results, runner
 from tests.unit.batch_jobs import world
 
 
@@ -360,7 +360,7 @@ async def test_running_jobs_go_on_while_the_registry_is_down(
     real_active, real_move = stage.store.active, stage.store.move
     monkeypatch.setattr(stage.store, "active", active)
     monkeypatch.setattr(stage.store, "move", move)
-    monkeypatch.setattr(daemon, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(finishing, "_AGAIN_S", 0.01)
     job = await stage.run(world.many(50))
     assert next(refusals, None) is None
     assert job.state is model.State.COMPLETED

@@ -102,7 +102,7 @@ def test_line_numbers_are_those_of_the_script(api: world.AppApi, tmp_path: Path)
     said = fbatch(api, tmp_path, "--test-only", script)
     assert said.code == 1
     assert said.err.startswith("line 7: not JSON")
-    assert said.out == "1 of 2 lines can be run; nothing was submitted\n"
+    assert said.out.startswith("1 of 2 lines can be run; nothing was submitted\nabout ")
 
 
 def test_pipes_are_read_whole_and_once(
@@ -184,20 +184,13 @@ def test_what_is_refused_in_one_line(
 @pytest.mark.parametrize(
     "option",
     [
-        "--array=0-3",
-        "--dependency=afterok:1",
-        "--requeue",
-        "--no-requeue",
         "--mail-type=END",
         "--mail-user=a@b",
-        "--format=parquet",
-        "--follow",
+        "--time-min=3",
         "-pgpu",
-        "--qos=high",
-        "--priority=3",
     ],
 )
-def test_what_is_not_built_is_refused_wherever_it_is_said(
+def test_what_there_is_not_here_is_refused_wherever_it_is_said(
     api: world.AppApi, store: world.TellingStore, tmp_path: Path, option: str
 ) -> None:
     name = write(tmp_path, "a.jsonl", world.many(1))
@@ -211,7 +204,7 @@ def test_what_is_not_built_is_refused_wherever_it_is_said(
 
 def test_the_environment_too_is_never_ignored_in_silence(api: world.AppApi, tmp_path: Path) -> None:
     name = write(tmp_path, "a.jsonl", world.many(1))
-    assert fbatch(api, tmp_path, name, FBATCH_ARRAY="0-3").code == 255
+    assert fbatch(api, tmp_path, name, FBATCH_MAIL_TYPE="END").code == 255
 
 
 @pytest.mark.parametrize(
@@ -406,7 +399,7 @@ def test_fqueue_again_and_again(api: world.AppApi, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["-t", "XX"], ["-j", "x"], ["-o", "%q"], ["-i", "0"], ["--start"]]
+    "argv", [["-t", "XX"], ["-j", "x"], ["-o", "%w"], ["-i", "0"], ["-S", "9"]]
 )
 def test_fqueue_refuses(api: world.AppApi, tmp_path: Path, argv: list[str]) -> None:
     said = world.run_command("fqueue", argv, api, tmp_path)
@@ -467,7 +460,7 @@ def test_fcancel_says_what_it_could_not(
     said = world.run_command("fcancel", ["-y", "9", "1_2", "1"], api, tmp_path)
     assert said.code == 1
     assert "no job 9" in said.err
-    assert "no array" in said.err
+    assert "no job 1_2" in said.err
     assert store.must(1).cancel_us
     store.move(store.must(1), model.Event.FAIL)
     assert "ended already" in world.run_command("fcancel", ["1"], api, tmp_path).err
@@ -512,3 +505,59 @@ def test_a_file_that_changes_while_it_is_read_is_not_run(
     for job in store.list():
         assert job.cancel_us or job.state is model.State.CANCELLED
     assert len(store.list()) == len(states)
+
+
+def test_an_array_takes_a_file_for_each_task_or_the_same_for_all(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    for task in (0, 2):
+        write(tmp_path, f"in-{task}.jsonl", world.many(task + 1))
+    said = fbatch(api, tmp_path, "--array=0-2:2%1", "--parsable", "in-%a.jsonl")
+    assert (said.code, said.out) == (0, "1\n")
+    assert [(job.shown_id, job.counts.total, job.array_limit) for job in store.list()] == [
+        ("1_0", 1, 1),
+        ("1_2", 3, 1),
+    ]
+    script = write(tmp_path, "job.fb", b"#!/bin/sh\n#FBATCH -a 5-6\n" + world.many(1))
+    assert fbatch(api, tmp_path, script).out == "Submitted batch job 3\n"
+    assert [job.shown_id for job in store.list()][2:] == ["3_5", "3_6"]
+    listed = world.run_command("fqueue", ("-h", "-o", "%i %F %K"), api, tmp_path)
+    assert listed.out == "1_0 1 0\n1_2 1 2\n3_5 3 5\n3_6 3 6\n"
+    assert world.run_command("fcancel", ("3_6", "1", "-y"), api, tmp_path).code == 0
+    assert [bool(job.cancel_us) for job in store.list()] == [True, True, False, True]
+
+
+def test_an_array_that_breaks_off_leaves_no_task_behind(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    write(tmp_path, "in-0.jsonl", world.many(1))
+    said = fbatch(api, tmp_path, "--array=0-1", "in-%a.jsonl")
+    assert said.code == 1
+    assert "in-1.jsonl" in said.err
+    assert [bool(job.cancel_us) for job in store.list()] == [True]
+    assert fbatch(api, tmp_path, "in-%a.jsonl").code == 255
+    assert fbatch(api, tmp_path, "--array=3-1", "in-0.jsonl").code == 255
+
+
+def test_what_the_queue_goes_by_is_submitted_and_shown(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    name = write(tmp_path, "a.jsonl", world.many(1))
+    assert fbatch(api, tmp_path, name).code == 0
+    options = ("--dependency=afterany:1", "--no-requeue", "--priority=-3", "--format=parquet")
+    assert fbatch(api, tmp_path, *options, name).code == 0
+    job = store.must(2)
+    assert (job.dependency, job.requeue, job.priority, job.format) == (
+        "afterany:1",
+        False,
+        -3,
+        "parquet",
+    )
+    assert fbatch(api, tmp_path, "--priority=x", name).code == 255
+    assert fbatch(api, tmp_path, "--qos=high", name).code == 1
+    said = world.run_command("fqueue", ("-h", "--sort=-i", "-o", "%i %E %q %f"), api, tmp_path)
+    assert said.out == "2 afterany:1 normal 1.000000\n1 (null) normal 1.000000\n"
+    store.update(2, {"expected_us": 1_700_000_000_000_000, "estimated_us": 1_600_000_000_000_000})
+    said = world.run_command("fqueue", ("-h", "--start", "-j", "2"), api, tmp_path)
+    assert "2023-11-14T22:13:20 2020-09-13T12:26:40" in said.out
+    assert world.run_command("fqueue", ("-S", "9"), api, tmp_path).code == 1

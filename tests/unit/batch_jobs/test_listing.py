@@ -68,8 +68,8 @@ def test_a_control_character_in_a_name_moves_no_line() -> None:
 
 
 def test_an_unknown_letter_is_refused() -> None:
-    with pytest.raises(command_line.CommandError, match="unknown '%q'"):
-        listing.Format("%i %q", datetime.UTC)
+    with pytest.raises(command_line.CommandError, match="unknown '%w'"):
+        listing.Format("%i %w", datetime.UTC)
 
 
 @pytest.mark.parametrize(

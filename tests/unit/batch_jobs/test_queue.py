@@ -1,0 +1,307 @@
+"""The queue: dependencies and arrays read by Slurm's rules, and what is done to jobs that wait."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batch_jobs import arrays, dependencies, estimates, lines, model, queueing
+from batch_jobs.dependencies import Fate, Kind, Met, Ref
+from scheduler.contracts import clock
+from scheduler.core import batch_order
+from tests.unit.batch_jobs import world
+
+BOB = dataclasses.replace(world.ALICE, user="bob")
+ADMIN = dataclasses.replace(world.ALICE, team="ops", user="root", admin=True)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[world.TellingStore]:
+    found = world.open_store(tmp_path)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def time() -> clock.FakeClock:
+    return clock.FakeClock()
+
+
+@pytest.fixture
+def api(store: world.TellingStore, tmp_path: Path, time: clock.FakeClock) -> world.AppApi:
+    options = dataclasses.replace(
+        world.QUICK, qos={"high": 10.0, "low": 0.0}, team_queued_tokens=100_000
+    )
+    return world.AppApi(store, tmp_path, options=options, time=time)
+
+
+def asked(api: world.AppApi, method: str, path: str, body: Any = None) -> tuple[int, str]:
+    answer = api.client.request(method, f"/forebay/v1/jobs/{path}", json=body)
+    said = answer.json()
+    return answer.status_code, said["error"]["message"] if "error" in said else ""
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("0-15:4%2", (tuple(range(0, 16, 4)), 2)),
+        ("1,3,5-7", ((1, 3, 5, 6, 7), 0)),
+        ("7", ((7,), 0)),
+        ("5,5,5-6", ((5, 6), 0)),
+        ("0-1000", (tuple(range(1_001)), 0)),
+    ],
+)
+def test_arrays(text: str, want: tuple[tuple[int, ...], int]) -> None:
+    found = arrays.read(text)
+    assert (found.tasks, found.limit) == want
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5-1", "a", "1-", "-1", "1-5:0", "0-1001", "1%0", "1%x", "1,,2", "1 - 2", "²"]
+)
+def test_arrays_of_nothing_and_nonsense_are_refused(text: str) -> None:
+    with pytest.raises(arrays.ArrayError):
+        arrays.read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds", "any_of"),
+    [
+        ("afterok:1:2,afterany:3", (Kind.AFTEROK, Kind.AFTERANY), False),
+        ("afterok:1?afternotok:2_3", (Kind.AFTEROK, Kind.AFTERNOTOK), True),
+        ("singleton", (None,), False),
+        ("after:4,singleton", (Kind.AFTER, None), False),
+        ("afterany:slurm:4711:12", (Kind.AFTERANY,), False),
+    ],
+)
+def test_dependencies(text: str, kinds: tuple[Kind | None, ...], any_of: bool) -> None:
+    found = dependencies.read(text)
+    assert tuple(term.kind for term in found.terms) == kinds
+    assert found.any_of is any_of
+
+
+def test_a_slurm_job_is_told_from_ours() -> None:
+    found = dependencies.read("afterany:slurm:4711:12_3")
+    assert found.refs == (Ref(4711, None, slurm=True), Ref(12, 3))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("afterok:1,afterany:2?afterok:3", "can't be mixed"),
+        ("afterok", "names no job"),
+        ("afterok:", "no job id"),
+        ("afterok:x", "no job id"),
+        ("beforeok:1", "no kind"),
+        ("singleton:4", "no kind"),
+        ("afterok:slurm", "names no job"),
+        ("afterok:slurm:1_2", "no job id"),
+        ("afterok:1,", "no kind"),
+    ],
+)
+def test_dependencies_that_are_none_are_refused(text: str, words: str) -> None:
+    with pytest.raises(dependencies.DependencyError, match=words):
+        dependencies.read(text)
+
+
+def standing(**by: Fate) -> Callable[[Ref], Iterable[Fate]]:
+    return lambda ref: [by[f"j{ref.job_id}"]] if f"j{ref.job_id}" in by else list(by.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "fates", "want"),
+    [
+        ("afterok:1", {"j1": Fate.OK}, Met.MET),
+        ("afterok:1", {"j1": Fate.RUNNING}, Met.OPEN),
+        ("afterok:1", {"j1": Fate.NOT_OK}, Met.NEVER),
+        ("afterok:1", {"j1": Fate.UNKNOWN}, Met.OPEN),
+        ("afterany:1", {"j1": Fate.NOT_OK}, Met.MET),
+        ("afternotok:1", {"j1": Fate.OK}, Met.NEVER),
+        ("afternotok:1", {"j1": Fate.NOT_OK}, Met.MET),
+        ("after:1", {"j1": Fate.RUNNING}, Met.MET),
+        ("after:1", {"j1": Fate.WAITING}, Met.OPEN),
+        ("afterok:1:2", {"j1": Fate.OK, "j2": Fate.RUNNING}, Met.OPEN),
+        ("afterok:1,afterany:2", {"j1": Fate.NOT_OK, "j2": Fate.RUNNING}, Met.NEVER),
+        ("afterok:1?afterany:2", {"j1": Fate.NOT_OK, "j2": Fate.RUNNING}, Met.OPEN),
+        ("afterok:1?afterany:2", {"j1": Fate.NOT_OK, "j2": Fate.OK}, Met.MET),
+        ("afterok:1?afterok:2", {"j1": Fate.NOT_OK, "j2": Fate.NOT_OK}, Met.NEVER),
+        ("afterok:9", {"j1": Fate.OK, "j2": Fate.WAITING}, Met.OPEN),  # an array's tasks
+        ("afternotok:9", {"j1": Fate.OK, "j2": Fate.NOT_OK}, Met.MET),
+        ("afternotok:9", {"j1": Fate.OK, "j2": Fate.OK}, Met.NEVER),
+    ],
+)
+def test_what_dependencies_come_to(text: str, fates: dict[str, Fate], want: Met) -> None:
+    wanted = dependencies.read(text)
+    assert dependencies.judge(wanted, standing(**fates), earlier=False) is want
+
+
+def test_singleton_waits_for_earlier_ones_of_its_name() -> None:
+    wanted = dependencies.read("singleton")
+    assert dependencies.judge(wanted, standing(), earlier=True) is Met.OPEN
+    assert dependencies.judge(wanted, standing(), earlier=False) is Met.MET
+
+
+def test_circles_are_found_and_shown() -> None:
+    others = {
+        1: dependencies.read("afterok:2"),
+        2: dependencies.read("afterany:3:9"),
+        4: dependencies.read("afterok:1"),
+    }
+    assert dependencies.cycle(3, dependencies.read("afterok:1"), others) == (3, 1, 2, 3)
+    assert dependencies.cycle(3, dependencies.read("afterok:3"), others) == (3, 3)
+    assert dependencies.cycle(5, dependencies.read("afterok:4"), others) == ()
+    assert dependencies.cycle(3, dependencies.read("afterok:slurm:3"), others) == ()
+
+
+def test_a_submission_may_wait_for_what_is_there_alone(api: world.AppApi) -> None:
+    first = api.submit(world.many(1))
+    api.submit(world.many(1), dependency=f"afterok:{first}?afterany:slurm:4711")
+    for text, words in (("afterok:99", "no job 99"), ("afterok:1,afterok:1?afterok:1", "mixed")):
+        answer = api.client.post(
+            "/forebay/v1/jobs",
+            params={"options": json.dumps({"dependency": text})},
+            content=world.many(1),
+        )
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]["message"]
+
+
+def test_an_update_that_closes_a_circle_is_refused(
+    api: world.AppApi, store: world.TellingStore
+) -> None:
+    one = api.submit(world.many(1))
+    two = api.submit(world.many(1), dependency=f"afterok:{one}")
+    code, words = asked(api, "PATCH", str(one), {"dependency": f"afterok:{two}"})
+    assert (code, "1 → 2 → 1" in words) == (400, True)
+    assert asked(api, "PATCH", str(two), {"dependency": "", "comment": "free"})[0] == 200
+    assert store.must(two).dependency == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"priority": 5}, 403, "only an admin"),
+        ({"priority": -5}, 200, ""),
+        ({"qos": "none"}, 400, "not known here: high, low"),
+        ({"qos": "high"}, 200, ""),
+        ({"deadline_us": 5}, 400, "deadline has passed"),
+        ({"begin_us": 10**30}, 400, "begin_us"),
+        ({"unheard_of": 1}, 400, "unheard_of"),
+        ({}, 400, "nothing to change"),
+        ({"time_limit_s": 240, "name": "x"}, 200, ""),
+    ],
+)
+def test_updates(api: world.AppApi, change: dict[str, Any], code: int, words: str) -> None:
+    api.submit(world.many(1))
+    got, said = asked(api, "PATCH", "1", change)
+    assert got == code, said
+    assert words in said
+
+
+def test_an_admin_may_give_priority_and_what_an_admin_holds_an_admin_releases(
+    api: world.AppApi, store: world.TellingStore
+) -> None:
+    api.submit(world.many(1))
+    api.caller = ADMIN
+    assert asked(api, "PATCH", "1", {"priority": 500})[0] == 200
+    assert asked(api, "POST", "1/hold")[0] == 200
+    api.caller = world.ALICE
+    assert asked(api, "POST", "1/release")[0] == 403
+    assert store.must(1).held == "admin"
+    api.caller = ADMIN
+    assert asked(api, "POST", "1/release")[0] == 200
+    assert store.must(1).priority == 500
+
+
+def test_requeue_is_for_what_runs_and_may_be_put_back(
+    api: world.AppApi, store: world.TellingStore
+) -> None:
+    api.submit(world.many(1))
+    api.submit(world.many(1), requeue=False)
+    assert "only a running one" in asked(api, "POST", "1/requeue")[1]
+    assert "--no-requeue" in asked(api, "POST", "2/requeue")[1]
+    store.move(store.must(1), model.Event.START, started_us=1)
+    assert asked(api, "POST", "1/requeue")[0] == 200
+    assert store.must(1).requeue_us
+    assert "not pending" in asked(api, "POST", "1/top")[1]
+    assert asked(api, "POST", "2/top")[0] == 200
+    assert store.must(2).top_us
+
+
+def test_a_teams_queued_tokens_have_their_bound(api: world.AppApi) -> None:
+    big = world.line("a", max_tokens=60_000)
+    api.submit(big)
+    answer = api.client.post("/forebay/v1/jobs", params={"options": "{}"}, content=big)
+    assert answer.status_code == 429
+    assert "100000 tokens queued" in answer.json()["error"]["message"]
+    api.client.post("/forebay/v1/jobs/1/cancel")
+
+
+def test_arrays_have_one_id_and_are_acted_on_together(
+    api: world.AppApi, store: world.TellingStore
+) -> None:
+    first = api.submit(world.many(1), array_task=3, array_limit=1)
+    api.submit(world.many(1), array_id=first, array_task=4, array_limit=1)
+    shown = api.call("GET", "/forebay/v1/jobs").json["jobs"]
+    assert [job["shown_id"] for job in shown] == ["1_3", "1_4"]
+    assert api.call("GET", "/forebay/v1/jobs/1_4").json["job_id"] == 2
+    assert asked(api, "GET", "1_5")[0] == 404
+    assert asked(api, "POST", "1_4/hold")[0] == 200
+    assert [store.must(n).held for n in (1, 2)] == ["", "user"]
+    assert asked(api, "POST", "1/hold")[0] == 200
+    assert [store.must(n).held for n in (1, 2)] == ["user", "user"]
+    assert asked(api, "POST", "1/cancel")[0] == 200
+    assert all(store.must(n).cancel_us for n in (1, 2))
+    api.caller = BOB
+    answer = api.client.post(
+        "/forebay/v1/jobs",
+        params={"options": json.dumps({"array_id": 1, "array_task": 9})},
+        content=world.many(1),
+    )
+    assert answer.status_code == 404
+
+
+def test_a_queue_knows_what_teams_had_and_who_waits_for_whom(
+    store: world.TellingStore, time: clock.FakeClock
+) -> None:
+    now = time.wall_us()
+
+    def add(**fields: Any) -> model.BatchJob:
+        base = model.BatchJob(0, "physics", "alice", submitted_us=now)
+        return store.add(dataclasses.replace(base, **fields), lambda job_id: None)
+
+    done = add(counts=model.Counts(total=2))
+    done = store.move(done, model.Event.START, started_us=now - 20_000_000)
+    done = store.move(done, model.Event.DRAINED, used=model.Used(800, 300, 500))
+    store.move(done, model.Event.PUBLISHED, ended_us=now - 10_000_000)
+    after = add(dependency="afterok:1")
+    theirs = add(team="chem", dependency="afterok:slurm:4711")
+    both = add(dependency="afterok:2,singleton", name="fbatch")
+    options = dataclasses.replace(world.QUICK, share_half_life_s=10.0)
+    slurm = {4711: Fate.RUNNING}
+    queue = queueing.Queue(store, options, {}, lambda ids: {n: slurm[n] for n in ids})
+    jobs = store.active()
+    decided = queue.decide(jobs, now)
+    assert decided.start == (after.job_id,)
+    assert decided.waits == {
+        theirs.job_id: batch_order.Wait.DEPENDENCY,
+        both.job_id: batch_order.Wait.DEPENDENCY,
+    }
+    assert queue.usage == {"physics": pytest.approx(500)}
+    assert queue.tokens_per_s == pytest.approx(100)
+    slurm[4711] = Fate.OK
+    assert theirs.job_id in queue.decide(jobs, now + 6_000_000).start
+
+
+def test_tokens_are_estimated_from_what_lines_say() -> None:
+    found = estimates.Tokens()
+    for body in ({"max_tokens": 7}, {"max_completion_tokens": 5, "n": 3}, {}):
+        raw = lines.RawLine(1, world.line("a", **body))
+        line = lines.parse(raw, lines.Rules())
+        assert isinstance(line, lines.Line)
+        found.add(line, 400)
+    assert (found.prompt, found.output) == (300, 7 + 15 + estimates.DEFAULT_OUTPUT)
+    assert found.models == {"chat": [300, found.output]}
