@@ -86,6 +86,13 @@ def parser() -> command_line.Parser:
         else:
             service = kinds.add_parser(name, help=f"run the {name} alone")
         service.add_argument("--config", default="", metavar="FILE", help="forebay.toml")
+        if name == "gateway":
+            service.add_argument(
+                "--workers",
+                type=int,
+                metavar="N",
+                help="processes on the same ports (default: [gateway] workers)",
+            )
         service.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
         service.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
     for name in _IN_LEASES:
@@ -122,6 +129,8 @@ def _service(asked: argparse.Namespace) -> int:
         lifeline.tie(asked.parent)
     _log()
     lifeline.open_files()
+    if getattr(asked, "workers", None) is not None:
+        os.environ["FOREBAY_GATEWAY_WORKERS"] = str(asked.workers)  # for its processes too
     body = service(asked.what)
     here = installation.Installation.open(_load(asked.config))
 

@@ -1,0 +1,61 @@
+"""`forebay gateway` and the like: which body runs, and what the command line sets for it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from forebay import (
+    admission_service,
+    cli,
+    gateway_service,
+    installation,
+    lifeline,
+    services,
+    sinks,
+)
+from gateway import settings as gateway_settings
+
+
+def test_each_service_has_its_body() -> None:
+    assert cli.service("broker") is services.broker
+    assert cli.service("gateway") is services.gateway
+    assert cli.service("batchd") is services.batchd
+    assert cli.service("gateway-worker") is gateway_service.worker
+    assert cli.service("gateway-admission") is admission_service.admission
+
+
+@pytest.mark.parametrize(("words", "workers"), [([], 3), (["--workers", "5"], 5)])
+def test_the_command_line_says_how_many_workers(
+    words: list[str], workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(sinks.SPOOL, "")
+    monkeypatch.setenv("FOREBAY_GATEWAY_WORKERS", "3")
+    config = tmp_path / "forebay.toml"
+    config.write_text(f'[forebay]\nstate_dir = "{tmp_path / "state"}"\n')
+    seen: list[int] = []
+
+    async def body(here: installation.Installation, told: object) -> None:
+        seen.append(here.config.table(gateway_settings.GatewaySettings).workers)
+
+    monkeypatch.setattr(cli, "service", lambda name: body)
+    monkeypatch.setattr(cli, "_log", lambda: None)
+    monkeypatch.setattr(lifeline, "open_files", lambda: None)
+    assert cli.main(["gateway", "--config", str(config), *words]) == 0
+    assert seen == [workers]
+    assert int(os.environ["FOREBAY_GATEWAY_WORKERS"]) == workers
+
+
+def test_no_worker_at_all_is_a_fault_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(sinks.SPOOL, "")
+    monkeypatch.setenv("FOREBAY_GATEWAY_WORKERS", "1")
+    monkeypatch.setattr(cli, "_log", lambda: None)
+    config = tmp_path / "forebay.toml"
+    config.write_text(f'[forebay]\nstate_dir = "{tmp_path / "state"}"\n')
+    monkeypatch.setattr(lifeline, "open_files", lambda: None)
+    assert cli.main(["gateway", "--config", str(config), "--workers", "0"]) != 0
+    told = capsys.readouterr().err
+    assert "FOREBAY_GATEWAY_WORKERS" in told
+    assert len(told.strip().splitlines()) <= 2
