@@ -59,6 +59,11 @@ class Load:
         self._process = started
         self._log = log
 
+    @property
+    def pid(self) -> int:
+        """The generator's."""
+        return self._process.pid
+
     async def order(self, subject: gateway_subjects.Subject, **what: Any) -> dict[str, Any]:
         """Have one measurement made."""
         assert self._process.stdin is not None

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,31 +79,46 @@ class StandingFleet(ports.StaticFleet):
             await asyncio.sleep(_TELL_S)
 
 
+class Site:
+    """A site's installation in ``folder``: what `forebay gateway` needs of it.
+
+    Attributes:
+        token: an API key.
+    """
+
+    def __init__(self, folder: Path, addresses: Sequence[str]) -> None:
+        lifeline.open_files()
+        os.environ["FOREBAY_FOREBAY_STATE_DIR"] = str(folder / "state")
+        for name, value in (("HTTP_PORT", "0"), ("GRPC_PORT", "0")):
+            os.environ[f"FOREBAY_GATEWAY_{name}"] = value
+        os.environ["FOREBAY_SLURM_CLIENT"] = "embedded"
+        self._here = installation.Installation.open(configs.load(None))
+        registry = self._here.open_registry()
+        wish = keys.Key("", "physics", "ann", (requests.Tier.INTERACTIVE,))
+        self.token = registry.keys.create(wish, clock.SystemClock().wall_us())[1]
+        registry.close()
+        secret = folder / "replica.secret"
+        secret.write_text("bench")
+
+        def standing(*_: Any) -> StandingFleet:
+            return StandingFleet(addresses, secret)
+
+        client.FleetClient = standing  # type: ignore[misc,assignment]  # all that differs from a site
+
+    def run(self, told: services.Told) -> Coroutine[Any, Any, None]:
+        """Serve until SIGTERM."""
+        return services.gateway(self._here, told)
+
+
 def main(folder: Path, addresses: Sequence[str]) -> None:
     """Serve until SIGTERM."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    lifeline.open_files()
-    os.environ["FOREBAY_FOREBAY_STATE_DIR"] = str(folder / "state")
-    for name, value in (("HTTP_PORT", "0"), ("GRPC_PORT", "0")):
-        os.environ[f"FOREBAY_GATEWAY_{name}"] = value
-    os.environ["FOREBAY_SLURM_CLIENT"] = "embedded"
-    here = installation.Installation.open(configs.load(None))
-    registry = here.open_registry()
-    wish = keys.Key("", "physics", "ann", (requests.Tier.INTERACTIVE,))
-    token = registry.keys.create(wish, clock.SystemClock().wall_us())[1]
-    registry.close()
-    secret = folder / "replica.secret"
-    secret.write_text("bench")
-
-    def standing(*_: Any) -> StandingFleet:
-        return StandingFleet(addresses, secret)
-
-    client.FleetClient = standing  # type: ignore[misc,assignment]  # all that differs from a site
+    site = Site(folder, addresses)
 
     def told(news: Mapping[str, str]) -> None:
-        print(json.dumps({**news, "token": token}), flush=True)
+        print(json.dumps({**news, "token": site.token}), flush=True)
 
-    uvloop.run(services.gateway(here, told))
+    uvloop.run(site.run(told))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def _event(delta: dict[str, str], reason: str | None = None) -> bytes:
 
 
 _FIRST = _event({"role": "assistant", "content": ""})
-_TOKEN = _event({"content": " water"})
+TOKEN = _event({"content": " water"})
 _LAST = _event({}, "length")
 _DONE = b"data: [DONE]\n\n"
 _PROMPT = frames.Frame.of(frames.Kind.PROMPT, token_ids=range(PROMPT_TOKENS)).encode()
@@ -81,14 +81,15 @@ def _json(body: bytes) -> bytes:
     )
 
 
-_FRAMED = _head(frames.MEDIA_TYPE)
+FRAMED = _head(frames.MEDIA_TYPE)
 _SSE = _head("text/event-stream; charset=utf-8")
-_WHOLE_FRAMED = (
-    _FRAMED + _chunk(_PROMPT + _data(_WHOLE, *range(8), chars=31) + _end(8)) + b"0\r\n\r\n"
+WHOLE_FRAMED = (
+    FRAMED + _chunk(_PROMPT + _data(_WHOLE, *range(8), chars=31) + _end(8)) + b"0\r\n\r\n"
 )
+STREAM_BEGIN = _chunk(_PROMPT + _data(_FIRST))
 _WHOLE_PLAIN = _json(_WHOLE)
-_TOKEN_FRAMED = _chunk(_data(_TOKEN, 7, chars=6))
-_TOKEN_PLAIN = _chunk(_TOKEN)
+TOKEN_FRAMED = _chunk(_data(TOKEN, 7, chars=6))
+_TOKEN_PLAIN = _chunk(TOKEN)
 _MODELS = _json(
     json.dumps(
         {"object": "list", "data": [{"id": "chat", "object": "model", "max_model_len": 8192}]}
@@ -149,12 +150,12 @@ class Engine(asyncio.Protocol):
             return
         body = b"".join(self._body)
         if not _STREAM.search(body):
-            self._write(_WHOLE_FRAMED if self._framed else _WHOLE_PLAIN)
+            self._write(WHOLE_FRAMED if self._framed else _WHOLE_PLAIN)
             return
         found = _MAX_TOKENS.search(body)
         tokens = int(found.group(1)) if found else 16
         if self._framed:
-            self._write(_FRAMED + _chunk(_PROMPT + _data(_FIRST)))
+            self._write(FRAMED + STREAM_BEGIN)
         else:
             self._write(_SSE + _chunk(_FIRST))
         self._tick(tokens, tokens)
@@ -167,7 +168,7 @@ class Engine(asyncio.Protocol):
                 self._write(_chunk(_LAST + _DONE) + b"0\r\n\r\n")
             return
         if not self._paused:  # an engine sends nothing to who does not read
-            self._write(_TOKEN_FRAMED if self._framed else _TOKEN_PLAIN)
+            self._write(TOKEN_FRAMED if self._framed else _TOKEN_PLAIN)
         self._timer = self._loop.call_later(TOKEN_S, self._tick, left - 1, tokens)
 
     def _write(self, data: bytes) -> None:

@@ -20,15 +20,20 @@ def tree(pid: int) -> list[int]:
 
 def cpu_s(pid: int) -> float:
     """Return utime + stime in seconds, of every thread and living descendant."""
-    total = 0
+    return sum(times_s(pid))
+
+
+def times_s(pid: int) -> tuple[float, float]:
+    """Return utime and stime in seconds, of every thread and living descendant."""
+    user = system = 0
     for each in tree(pid):
         try:
             stat = Path(f"/proc/{each}/stat").read_text()
         except OSError:
             continue
         fields = stat.rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total * _TICK_S
+        user, system = user + int(fields[11]), system + int(fields[12])
+    return user * _TICK_S, system * _TICK_S
 
 
 def rss_mb(pid: int) -> float:

@@ -1,0 +1,210 @@
+"""What the gateway's own code costs a request and a token, without sockets and without other processes.
+
+`forebay gateway` with everything that it runs (registry, key, quotas, admission, routing, spool with its
+syncs, metrics), except that its connections are made here: a client's request is handed to the protocol,
+the replica's answer is ready, what is written is thrown away. So nothing but the gateway's code and its
+rows is in the figures, and short rounds can be compared on a machine with other work: the least counts.
+
+Usage: ``python -m tests.bench.gateway_inside [--rounds 40] [--profile FILE]``; the last line is JSON.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+from uvicorn import server as uvicorn_server
+
+from gateway import app, assembly, dependencies, hotpath, protocol, server
+from tests.bench import gateway_forebay, gateway_load, gateway_mock
+
+CONNECTIONS = 32
+REQUESTS = 32  # a round: short, so that some are not interrupted
+STREAMS = 64
+TOKENS = 10  # a stream and round
+
+
+class Wire(asyncio.Transport):
+    """A transport that throws away what is written, or answers it.
+
+    Attributes:
+        seen: bytes written.
+    """
+
+    def __init__(self, answer: Callable[["Wire", bytes], None] | None = None) -> None:
+        super().__init__()
+        self.seen = 0
+        self._answer = answer
+        self._closing = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.seen += len(data)
+        if self._answer is not None:
+            self._answer(self, bytes(data))
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def close(self) -> None:
+        self._closing = True
+
+    def abort(self) -> None:
+        self._closing = True
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+
+class Loop(uvloop.Loop):  # type: ignore[misc]  # uvloop has no types here
+    """Connects to replicas that are not there."""
+
+    streams: list[asyncio.Protocol]
+
+    async def create_connection(self, factory: Any, *_: Any, **__: Any) -> Any:
+        """Return a connection that answers by itself."""
+        made = factory()
+
+        def answer(_: Wire, data: bytes) -> None:
+            if b'"stream": true' in data or b'"stream":true' in data:
+                said = gateway_mock.FRAMED + gateway_mock.STREAM_BEGIN
+                self.streams.append(made)
+            else:
+                said = gateway_mock.WHOLE_FRAMED
+            self.call_soon(made.data_received, said)
+
+        wire = Wire(answer)
+        made.connection_made(wire)
+        return wire, made
+
+
+class Count:
+    """Wakes who waits for so many answers; asking again and again would cost CPU itself."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._done: asyncio.Future[None] | None = None
+
+    def expect(self, answers: int) -> "asyncio.Future[None]":
+        """Return what is done after so many answers."""
+        self._left, self._done = answers, asyncio.get_running_loop().create_future()
+        return self._done
+
+    def __call__(self, _: Wire, data: bytes) -> None:
+        """Count an answer."""
+        self._left -= 1
+        if not self._left and self._done is not None:
+            self._done.set_result(None)
+
+
+async def measure(gateway: assembly.Gateway, token: str, rounds: int) -> dict[str, Any]:
+    """Measure one gateway's requests and tokens, in µs of CPU."""
+    config = uvicorn.Config(app.create(gateway, ()), log_config=None, lifespan="off")
+    config.load()
+    state = uvicorn_server.ServerState()
+    hot = hotpath.HotPath(gateway)
+
+    def client() -> tuple[Any, Wire]:
+        made: Any = protocol.Protocol(hot, config=config, server_state=state, app_state={})
+        wire = Wire(count)
+        made.connection_made(wire)
+        return made, wire
+
+    count = Count()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost:1\r\ncontent-type: application/json\r\n"
+        f"accept: application/json\r\nauthorization: Bearer {token}\r\ncontent-length: "
+    ).encode()
+
+    def ask(made: Any, body: bytes) -> None:
+        made.data_received(b"%b%d\r\n\r\n%b" % (head, len(body), body))
+
+    clients = [client() for _ in range(CONNECTIONS)]
+    texts = gateway_load.bodies()
+    each: list[float] = []
+    for number in range(rounds + 5):
+        batches = [[next(texts) for _ in clients] for _ in range(REQUESTS // CONNECTIONS)]
+        began = time.process_time()
+        for batch in batches:
+            answered = count.expect(CONNECTIONS)
+            for (made, _), body in zip(clients, batch, strict=True):
+                ask(made, body)
+            await answered
+        if number >= 5:
+            each.append((time.process_time() - began) / REQUESTS * 1e6)
+        await asyncio.sleep(0.005)
+    assert all(wire.seen > 200 for _, wire in clients)
+    loop: Any = asyncio.get_running_loop()
+    loop.streams = []
+    endless = gateway_load.bodies(stream_tokens=100_000)
+    listeners = [client() for _ in range(STREAMS)]
+    begun = count.expect(STREAMS)
+    for made, _ in listeners:
+        ask(made, next(endless))
+    await begun
+    tokens: list[float] = []
+    for _ in range(rounds):
+        began = time.process_time()
+        for _ in range(TOKENS):
+            for stream in loop.streams:
+                stream.data_received(gateway_mock.TOKEN_FRAMED)
+        tokens.append((time.process_time() - began) / STREAMS / TOKENS * 1e6)
+        await asyncio.sleep(0.005)
+    sent = rounds * TOKENS * len(gateway_mock.TOKEN)
+    assert all(wire.seen > sent for _, wire in listeners)
+    for made, _ in listeners:
+        made.connection_lost(None)
+    await gateway.path.drain(5.0)
+    return {
+        name: {"least": round(min(found), 2), "median": round(statistics.median(found), 2)}
+        for name, found in (("request", each), ("token", tokens))
+    }
+
+
+def main() -> int:
+    """Run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--profile", type=Path, help="write cProfile's statistics here")
+    asked = parser.parse_args()
+    found: dict[str, Any] = {}
+
+    async def inside(deps: dependencies.Dependencies, **_: Any) -> None:
+        async with assembly.running(deps) as gateway:
+            await asyncio.sleep(0.3)  # the first view
+            gc.collect()
+            gc.freeze()
+            profile = cProfile.Profile() if asked.profile else None
+            if profile is not None:
+                profile.enable()
+            found.update(await measure(gateway, here.token, asked.rounds))
+            if profile is not None:
+                profile.disable()
+                profile.dump_stats(asked.profile)
+
+    server.serve = inside
+    with tempfile.TemporaryDirectory(prefix="forebay-inside-") as name:
+        here = gateway_forebay.Site(Path(name), ["127.0.0.1:1", "127.0.0.1:2"])
+        with asyncio.Runner(loop_factory=Loop) as runner:
+            runner.run(here.run(lambda news: None))
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
