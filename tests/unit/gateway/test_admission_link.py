@@ -1,152 +1,27 @@
-"""Admission over a link: turns, refusals, workers and owners that die, hosts that split the models."""
+"""Admission over a link: turns, refusals, workers and owners that die."""
 
 import asyncio
 import contextlib
-import dataclasses
-import tempfile
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from gateway import asks, dependencies, local_room, settings, waiting
-from gateway.admission import link, messages, owner, ownership, place, remote, rooms, split
-from scheduler.contracts import clock, errors, fleet, ids, ports, quota, requests, usage, wire
+from gateway import asks, local_room
+from gateway.admission import link, messages, owner
+from scheduler.contracts import clock, errors, ids, quota, wire
 from tests.unit.gateway import harness
-
-I, B = requests.Tier.INTERACTIVE, requests.Tier.BATCH  # noqa: E741 - tiers
-TOKEN = "t0ken"
-
-
-def ask(name: str, tier: requests.Tier = I, model: str = "chat", **fields: Any) -> asks.Asking:
-    return asks.of(
-        requests.InferenceRequest(
-            request_id=ids.RequestId(name),
-            endpoint=requests.Endpoint.CHAT,
-            body=harness.chat_body(),
-            model=model,
-            tier=tier,
-            caller=harness.ANN,
-            stream=False,
-            arrived_us=clock.SystemClock().wall_us(),
-            **fields,
-        )
-    )
-
-
-class Book:
-    """Quotas that remember what is held and what was settled."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, quota.Claim] = {}
-        self.adopted: list[str] = []
-        self.settled: list[tuple[str, quota.Spent]] = []
-
-    def reserve(self, claim: quota.Claim) -> quota.Hold:
-        if claim.team == "poor":
-            raise errors.QuotaExceeded("used up", retry_after_s=7.0)
-        self.held[claim.request_id] = claim
-        return _Hold(self, claim.request_id)
-
-    def adopt(self, claim: quota.Claim) -> quota.Hold:
-        self.adopted.append(claim.request_id)
-        return self.reserve(claim)
-
-
-@dataclasses.dataclass
-class _Hold:
-    book: Book
-    name: str
-
-    def headers(self, now_us: int) -> quota.Headers:
-        return ()
-
-    def settle(self, spent: quota.Spent, now_us: int) -> None:
-        if self.book.held.pop(self.name, None) is not None:
-            self.book.settled.append((self.name, spent))
-
-
-def dependencies_of(view: fleet.FleetView, book: Book | None = None, **options: Any) -> Any:
-    return dependencies.Dependencies(
-        settings.GatewaySettings(**options),
-        ports.StaticKeys(harness.KEYS),
-        ports.StaticFleet(view),
-        usage.MemorySink(),
-        clock.SystemClock(),
-        "c1",
-        quotas=book or quota.Unlimited(),
-    )
-
-
-class House:
-    """An owner that can be ended and started again, and workers of it."""
-
-    def __init__(self, folder: Path, view: fleet.FleetView, **options: Any) -> None:
-        self.path = folder / "admission.sock"
-        self.view = view
-        self.options = options
-        self.book = Book()
-        self.stack = contextlib.AsyncExitStack()
-        self._owner: tuple[asyncio.Task[None], asyncio.Event] | None = None
-        self.room: local_room.LocalRoom
-
-    async def start(self, workers: int = 0) -> None:
-        self.book = Book()
-        deps = dependencies_of(self.view, self.book, **self.options)
-        where = place.Place("g1", TOKEN, owns=True, socket=str(self.path), workers=workers)
-        deps = dataclasses.replace(deps, place=where)
-        up, stop = asyncio.Event(), asyncio.Event()
-
-        async def serve() -> None:
-            async with rooms.joined(deps) as admission:
-                assert admission.own is not None
-                self.room = admission.own
-                running = asyncio.create_task(self.room.run())
-                up.set()
-                await stop.wait()
-                running.cancel()
-                await asyncio.wait({running})
-
-        self._owner = asyncio.create_task(serve()), stop
-        await up.wait()
-
-    async def end(self) -> None:
-        if self._owner is not None:
-            task, stop = self._owner
-            self._owner = None
-            stop.set()
-            await task
-
-    @contextlib.asynccontextmanager
-    async def worker(self, token: str = TOKEN, **options: Any) -> AsyncIterator[remote.RemoteRoom]:
-        deps = dependencies_of(self.view, **{**self.options, **options})
-        room = remote.RemoteRoom(deps, remote.unix(str(self.path)), token, "w")
-        running = asyncio.create_task(room.run())
-        try:
-            yield room
-        finally:
-            running.cancel()
-            await asyncio.wait({running})
-
-
-@contextlib.asynccontextmanager
-async def house(view: fleet.FleetView, **options: Any) -> AsyncIterator[House]:
-    with tempfile.TemporaryDirectory() as folder:
-        made = House(Path(folder), view, **options)
-        await made.start()
-        try:
-            yield made
-        finally:
-            await made.end()
-
-
-async def turn(room: waiting.Room, waiter: waiting.Waiter) -> waiting.Grant:
-    return await asyncio.wait_for(room.wait(waiter), 5)
-
-
-ONE = harness.make_view([harness.make_replica("r1", seats=1)])
+from tests.unit.gateway.admission_site import (
+    ONE,
+    TOKEN,
+    B,
+    Book,
+    I,
+    ask,
+    dependencies_of,
+    house,
+    turn,
+)
 
 
 async def test_two_workers_share_one_queue_and_one_load() -> None:
@@ -315,87 +190,6 @@ async def test_messages_may_come_in_pieces() -> None:
     assert heard == said
 
 
-def test_rendezvous_moves_only_what_a_host_had() -> None:
-    hosts = [fleet.Gateway(f"g{n}", f"h{n}:1") for n in range(4)]
-    before = {model: ownership.owner(str(model), hosts) for model in range(400)}
-    after = {model: ownership.owner(str(model), hosts[:3]) for model in range(400)}
-    assert {host.gateway_id for host in before.values() if host} == {"g0", "g1", "g2", "g3"}
-    assert all(after[model] == host for model, host in before.items() if host != hosts[3])
-    assert ownership.owner("m", ()) is None
-
-
-class Host:
-    """A gateway process that owns queues and shares models."""
-
-    def __init__(self, name: str, view: fleet.FleetView) -> None:
-        self.name = name
-        self.book = Book()
-        self.deps = dependencies_of(view, self.book)
-        self.address = ""
-        where = place.Place(name, TOKEN, owns=True, listen="127.0.0.1:0", told=self._told)
-        self.deps = dataclasses.replace(self.deps, place=where)
-        self.source: ports.StaticFleet = self.deps.fleet
-        self.admission: rooms.Admission
-
-    def _told(self, address: str) -> None:
-        self.address = address
-
-    @contextlib.asynccontextmanager
-    async def up(self) -> AsyncIterator["Host"]:
-        async with rooms.joined(self.deps) as self.admission:
-            tasks = [asyncio.ensure_future(run()) for run in self.admission.runs]
-            try:
-                yield self
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
-
-    @property
-    def own(self) -> local_room.LocalRoom:
-        assert self.admission.own is not None
-        return self.admission.own
-
-
-async def test_hosts_split_the_models_and_a_lost_host_moves_its_own() -> None:
-    replica = harness.make_replica("r1", seats=1)
-    view = harness.make_view([replica])
-    async with Host("g1", view).up() as one, Host("g2", view).up() as two:
-        gateways = tuple(fleet.Gateway(host.name, host.address) for host in (one, two))
-        named = ownership.owner("chat", gateways)
-        assert named is not None
-        here, there = (two, one) if named.gateway_id == "g1" else (one, two)
-        shared = dataclasses.replace(view, revision=2, gateways=gateways)
-        for host in (one, two):
-            host.source.set(shared)
-        room = here.admission.room
-        running = room.enter(ask("a"))
-        grant = await turn(room, running)
-        waits = room.enter(ask("b"))
-        await harness.until(lambda: there.own.waiting("chat")["interactive"] == 1)
-        assert here.own.loads.idle
-        assert set(there.book.held) == {"a", "b"}
-        waiting_task = asyncio.create_task(turn(room, waits))
-        await asyncio.sleep(0)
-        here.source.set(
-            dataclasses.replace(view, revision=3, gateways=())
-        )  # a new broker: no word yet
-        await harness.until(lambda: here.own.view().revision == 3)
-        assert there.own.waiting("chat")["interactive"] == 1
-        left = tuple(gateway for gateway in gateways if gateway.gateway_id == here.name)
-        here.source.set(dataclasses.replace(view, revision=4, gateways=left))
-        await harness.until(lambda: here.own.waiting("chat")["interactive"] == 1)
-        assert here.own.loads.total(ids.ReplicaId("r1")) == 1
-        assert here.book.adopted == ["a"]
-        await harness.until(lambda: there.own.loads.idle and not there.book.held)
-        grant.close()
-        room.leave(running, quota.Spent(1, 0, 2))
-        (await waiting_task).close()
-        room.leave(waits)
-        assert here.own.loads.idle
-        assert here.book.settled == [("a", quota.Spent(1, 0, 2)), ("b", quota.NOTHING)]
-
-
 async def test_an_owner_waits_for_its_workers_before_the_first_turn() -> None:
     async with house(ONE) as made:
         await made.end()
@@ -491,62 +285,3 @@ class FakeWire(asyncio.Transport):
 
     def abort(self) -> None:
         self.closed = True
-
-
-class Near:
-    """A room of this process in the place of another host's."""
-
-    def __init__(self, room: local_room.LocalRoom) -> None:
-        self._room = room
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._room, name)
-
-    async def run(self) -> None:
-        await asyncio.Event().wait()
-
-
-def two_hosts(
-    view: fleet.FleetView, book: Book | None = None
-) -> tuple[split.SplitRoom, list[tuple[fleet.Gateway, ...]], local_room.LocalRoom]:
-    """Return this host's way, the list of hosts (the model is the other's), and the other's room."""
-    me = fleet.Gateway("me", "127.0.0.1:1")
-    names = (fleet.Gateway(f"far{n}", "127.0.0.1:1") for n in range(100))
-    far = next(one for one in names if ownership.owner("chat", [me, one]) == one)
-    live: list[tuple[fleet.Gateway, ...]] = [(me, far)]
-    own = local_room.LocalRoom(dependencies_of(view, book), lambda: 0.99)
-    other = local_room.LocalRoom(dependencies_of(view), lambda: 0.0)
-    made: Any = Near(other)
-    return split.SplitRoom("me", own, lambda: live[0], lambda _: made), live, other
-
-
-async def test_a_stream_that_moves_while_it_waits_keeps_its_version() -> None:
-    view = harness.make_view(
-        [harness.make_replica("r1", seats=1), harness.make_replica("r2", version="2")],
-        weights={"1": 50, "2": 50},
-    )
-    room, live, other = two_hosts(view)
-    waiter = room.enter(ask("a"))
-    grant = await turn(room, waiter)
-    assert grant.version == "1"
-    grant.close()
-    other.enter(ask("b", version="1"))
-    room.again(waiter, grant.version)
-    live[0] = live[0][:1]
-    room.refresh()
-    assert (await turn(room, waiter)).version == "1"
-    room.leave(waiter)
-
-
-async def test_a_refusal_after_a_move_is_told_as_what_it_is() -> None:
-    view = harness.make_view([harness.make_replica("r1", seats=1)])
-    room, live, other = two_hosts(view, Book())
-    other.enter(ask("b"))
-    waiter = room.enter(msgspec.structs.replace(ask("a"), team="poor"))
-    live[0] = live[0][:1]
-    room.refresh()
-    with pytest.raises(errors.QuotaExceeded):
-        await turn(room, waiter)
-    room.leave(waiter)
-    room.refresh()
-    assert not other.waiting("chat")["interactive"]

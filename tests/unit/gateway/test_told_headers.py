@@ -11,7 +11,7 @@ import pytest
 from gateway.admission import messages
 from scheduler.contracts import quota
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
-from tests.unit.gateway import harness, test_admission_link
+from tests.unit.gateway import admission_site, harness
 from tests.unit.gateway.test_openai import client
 from tests.unit.gateway.test_quotas import book
 
@@ -95,7 +95,7 @@ async def test_grpc_tells_the_id_first_and_the_limits_last() -> None:
     assert sorted(one[LEFT[0]] for one in trailers) == ["0", "0", "1"]
 
 
-class _Told(test_admission_link.Book):
+class _Told(admission_site.Book):
     """Quotas that tell."""
 
     def reserve(self, claim: quota.Claim) -> quota.Hold:
@@ -106,13 +106,13 @@ class _Told(test_admission_link.Book):
 
 async def test_another_process_hears_them_with_the_turn(tmp_path: Path) -> None:
     view = harness.make_view([harness.make_replica("r1")])
-    house = test_admission_link.House(tmp_path, view)
+    house = admission_site.House(tmp_path, view)
     await house.start()
     object.__setattr__(house.room._deps, "quotas", _Told())
     try:
         async with house.worker() as room:
             await harness.until(lambda: room.connected)
-            waiter = room.enter(test_admission_link.ask("q1"))
+            waiter = room.enter(admission_site.ask("q1"))
             grant = await room.wait(waiter)
             assert grant.limits == (("x-ratelimit-limit-tokens", "9"),)
             room.leave(waiter)
