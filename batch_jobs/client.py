@@ -9,7 +9,7 @@ from typing import Protocol, Self
 
 import aiohttp
 
-from batch_jobs import lines, model, partial, verdicts
+from batch_jobs import grouping, lines, model, partial, verdicts
 from scheduler.contracts import frames, requests
 
 Heard = Callable[[frames.Frame, str], None]
@@ -18,15 +18,24 @@ Heard = Callable[[frames.Frame, str], None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Work:
-    """A line ready to be sent: its body is encoded once, however often it is tried."""
+    """A line ready to be sent: its body is encoded once, however often it is tried.
+
+    Attributes:
+        line: with nothing of its body but the model's name: thousands of these wait.
+        payload: the body.
+        prefix: its model and the beginning of its prompt, for `grouping`.
+    """
 
     line: lines.Line
     payload: bytes
+    prefix: tuple[str, bytes] = ("", b"")
 
     @classmethod
     def of(cls, line: lines.Line) -> Self:
         """Encode a line's body."""
-        return cls(line, json.dumps(line.body, separators=(",", ":")).encode())
+        payload = json.dumps(line.body, separators=(",", ":")).encode()
+        slim = dataclasses.replace(line, body={"model": line.model})
+        return cls(slim, payload, (line.model, grouping.prefix(line.body)))
 
 
 class Sender(Protocol):

@@ -12,14 +12,24 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from batch_jobs import client, intake, journal, lines, model, partial, results, settings, verdicts
+from batch_jobs import (
+    client,
+    grouping,
+    intake,
+    journal,
+    lines,
+    model,
+    partial,
+    results,
+    settings,
+    verdicts,
+)
 from scheduler.contracts import clock as clocks
 from scheduler.contracts import frames
 
 _LOG = logging.getLogger(__name__)
-_REFILL_LINES = 64
-_REFILL_BYTES = 8 * 1024 * 1024
-_LOW = 16  # lines that are ready when more are read
+_FIRST = ("", b"")
+_LOW = 256  # lines that are ready when more are read
 _COMMIT_RETRY_S = 1.0
 
 
@@ -114,8 +124,9 @@ class JobRun:
         for work in self._reader:
             found.append(work)
             size += len(work.payload) if isinstance(work, client.Work) else 0
-            if len(found) >= _REFILL_LINES or size >= _REFILL_BYTES:
+            if len(found) >= grouping.LINES or size >= grouping.BYTES:
                 break
+        found.sort(key=lambda work: work.prefix if isinstance(work, client.Work) else _FIRST)
         return found
 
     def _open_lines(self) -> Iterator[client.Work | lines.BadLine]:

@@ -8,7 +8,7 @@ from urllib import parse
 
 from accounting import billing_commands
 from scheduler.contracts import command_line, ports, requests, times
-from scheduler.runtime import listing, quota_commands
+from scheduler.runtime import job_commands, listing, quota_commands, schedule_commands
 
 KINDS = ("models", "replicas", "leases", "nodes", "queue", "quotas", "plan", "events")
 Doctor = Callable[[TextIO], int]  # what is done on this host, without a gateway
@@ -17,6 +17,8 @@ _EXAMPLES = """examples:
   fctl explain chat             why the model's replicas are as they are
   fctl scale chat 3             keep three replicas warm
   fctl update model=chat replicas=3 batch=hold
+  fctl hold 12,13_4             batch jobs; release, requeue and top likewise
+  fctl update job=12 priority=500 time=2-0
   fctl key create --team physics --user ada --tiers interactive,batch --expires now+30days
   fctl quota set team=physics tokens_per_day=20M
   fctl drain r-0123456789ab     take a replica away, another one is started
@@ -85,7 +87,10 @@ def parser() -> command_line.Parser:
         "update", "change a model: model=NAME replicas=N version=V batch=hold|release", _update
     )
     update.add_argument("pairs", nargs="+", metavar="K=V")
-    for name, text in (("hold", "keep batch off a model"), ("release", "let batch back")):
+    for name, text in (
+        ("hold", "keep batch off a model, or hold batch jobs (12,13_4)"),
+        ("release", "let batch back, or release batch jobs"),
+    ):
         add(name, text, _hold).add_argument("model")
     resume = add("resume", "end a model's quarantine", _resume)
     resume.add_argument("model")
@@ -97,6 +102,8 @@ def parser() -> command_line.Parser:
     _add_key(commands)
     billing_commands.add(commands)
     quota_commands.add(commands)
+    job_commands.add(commands)
+    schedule_commands.add(commands)
     return made
 
 
@@ -201,6 +208,9 @@ def _scale(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None
 
 def _update(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
     pairs = _pairs(args.pairs)
+    if "job" in pairs:
+        job_commands.update(pairs, api, out)
+        return
     model = pairs.pop("model", "")
     if not model or not pairs:
         raise command_line.CommandError("update: write model=NAME and what to change")
@@ -223,6 +233,9 @@ def _update(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> Non
 
 
 def _hold(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
+    if job_commands.is_jobs(args.model):
+        job_commands.act(args.command, args.model, api, out)
+        return
     answer = api.call("POST", _model(args.model, args.command)).json
     word = "held" if args.command == "hold" else "released"
     _done(args, out, answer, f"{args.model}: batch {word}")
