@@ -66,12 +66,14 @@ class EmbeddedClient:
         self._store = embedded_store.Store(folder.absolute())
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="embedded-slurm", daemon=True)
-        self._thread.start()
+        self._begun = threading.Lock()  # taken for good once this client watches
 
     def close(self) -> None:
         """Stop watching; jobs go on, and the next client of this folder takes over."""
         self._closed.set()
-        self._thread.join()
+        self._begun.acquire(blocking=False)
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def shutdown(self) -> None:
         """End every job and wait until its processes are gone, then close."""
@@ -120,6 +122,7 @@ class EmbeddedClient:
 
     def cancel(self, job_id: ids.SlurmJobId, *, signal: str = "") -> None:
         """End a job, or send a signal to all its processes but the batch script."""
+        self._begin()
         with self._store.change() as state:
             record = state.jobs.get(job_id)
             if record is None or record.state.final:
@@ -133,6 +136,7 @@ class EmbeddedClient:
         self, job_id: ids.SlurmJobId, *, time_limit_s: int | None = None, comment: str | None = None
     ) -> None:
         """Change a job's walltime or comment."""
+        self._begin()
         with self._store.change() as state:
             record = state.jobs.get(job_id)
             if record is None or record.state.final:
@@ -228,6 +232,15 @@ class EmbeddedClient:
             "PreemptMode": "CANCEL",
         }
 
+    def _begin(self) -> None:
+        """Watch from now on: who asks for jobs looks after them.
+
+        Who asks for the cluster's name alone does not: the rounds would stand in the way of a gateway's
+        streams, since two threads of one interpreter take turns.
+        """
+        if self._begun.acquire(blocking=False):
+            self._thread.start()
+
     def _watch(self) -> None:
         while not self._closed.wait(_POLL_S):
             try:
@@ -237,6 +250,7 @@ class EmbeddedClient:
 
     def _tick(self) -> bool:
         """Take note of what ended, enforce limits, start what fits; return whether jobs run."""
+        self._begin()
         _reap()
         with self._store.change() as state:
             for record in state.running():

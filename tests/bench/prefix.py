@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -157,6 +158,9 @@ class Load:
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure every arm and return the result."""
+    task = asyncio.current_task()
+    if task is not None:  # a bench that is ended must leave no process
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     rows = workload.load(options.requests)
     slices = [rows[n : n + options.slice] for n in range(0, len(rows), options.slice)]
     tallies = {name: Tally() for name in options.arms}
@@ -216,7 +220,8 @@ def engine_clock(folder: Path, pids: Sequence[int]) -> dict[str, float]:
 
 async def gateway_clock(session: aiohttp.ClientSession, arm: Arm) -> dict[str, float]:
     """Return the gateway's own means: ms from a request's arrival to its dispatch, and to its first token."""
-    async with session.get(f"http://{arm.addresses[0]}/metrics") as answer:
+    headers = {"Authorization": f"Bearer {arm.token}"}
+    async with session.get(f"http://{arm.addresses[0]}/metrics", headers=headers) as answer:
         text = await answer.text()
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -187,3 +188,22 @@ def test_a_damaged_state_file_is_said_so(site: Site) -> None:
     with pytest.raises(slurm.SlurmGarbled, match=r"jobs\.json"):
         port.jobs()
     port.close()
+
+
+def test_only_who_asks_for_jobs_watches_them(tmp_path: Path) -> None:
+    """A gateway asks for the cluster's name alone: a second thread would take turns with its streams."""
+
+    def watching() -> bool:
+        return any(thread.name == "embedded-slurm" for thread in threading.enumerate())
+
+    before = watching()
+    port = embedded.EmbeddedClient(tmp_path / "state", cluster="alpha")
+    assert port.config()["ClusterName"] == port.cluster == "alpha"
+    with pytest.raises(slurm.AccountingOff):
+        port.associations()
+    assert watching() == before
+    port.jobs()
+    assert watching()
+    port.close()
+    assert watching() == before
+    embedded.EmbeddedClient(tmp_path / "other").close()
