@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway import checks, dispatch
 from scheduler.contracts import errors, ids, requests, resume
-from tests.unit.gateway import harness, test_trouble
+from tests.unit.gateway import asking, harness
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -94,7 +94,7 @@ def test_our_own_fields_and_a_resume_are_not_the_clients() -> None:
 async def test_only_an_answer_without_a_bound_of_its_own_is_given_one() -> None:
     async with (
         harness.one_replica(harness.hello, output_most_tokens=77) as (served, fake),
-        test_trouble.http(served) as http,
+        asking.http(served) as http,
     ):
         bare = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
         for more in ({}, {"max_tokens": 9}, {"max_completion_tokens": 9}):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway import bodies
 from scheduler.contracts import errors
 from tests.unit.gateway import harness
-from tests.unit.gateway.test_trouble import http
+from tests.unit.gateway.asking import http
 
 MIB = 1024 * 1024
 CHAT = "/v1/chat/completions"

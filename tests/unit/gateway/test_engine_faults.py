@@ -9,8 +9,8 @@ import pytest
 from gateway import placing
 from scheduler.contracts import clock, errors, frames
 from tests.unit.gateway import harness
+from tests.unit.gateway.asking import http, two
 from tests.unit.gateway.test_room_rules import Book, ask, room
-from tests.unit.gateway.test_trouble import http, two
 
 CHAT = "/v1/chat/completions"
 

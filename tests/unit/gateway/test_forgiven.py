@@ -8,9 +8,9 @@ import pytest
 from accounting import merge
 from scheduler.contracts import usage
 from tests.unit.gateway import harness
+from tests.unit.gateway.asking import http, two
 from tests.unit.gateway.test_quotas import book, used
 from tests.unit.gateway.test_survival import BEGIN, CHAT, dies, goes_on, text, token
-from tests.unit.gateway.test_trouble import http, two
 
 
 async def ends_in_an_error(received: harness.Received, out: harness.Out) -> None:

@@ -13,7 +13,7 @@ from gateway import placing
 from scheduler.contracts import errors, frames, resume, usage
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
 from tests.unit.gateway import harness
-from tests.unit.gateway.test_trouble import http, two
+from tests.unit.gateway.asking import http, two
 
 CHAT = "/v1/chat/completions"
 BEGIN = frames.Frame.of(frames.Kind.PROMPT, token_ids=(1, 2, 3, 4, 5), chars=2)

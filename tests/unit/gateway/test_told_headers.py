@@ -1,6 +1,7 @@
 """What answers tell in their heads: the request's id, and what is left of its team's quotas."""
 
 import contextlib
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from gateway.admission import messages
 from scheduler.contracts import quota
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
-from tests.unit.gateway import admission_site, harness
+from tests.unit.gateway import admission_site, harness, test_trouble
 from tests.unit.gateway.test_openai import client
 from tests.unit.gateway.test_quotas import book
 
@@ -93,6 +94,33 @@ async def test_grpc_tells_the_id_first_and_the_limits_last() -> None:
     assert sorted(code.name for code in codes) == ["OK", "OK", "RESOURCE_EXHAUSTED"]
     assert all(head["x-request-id"] == head["x-forebay-request-id"] for head in heads)
     assert sorted(one[LEFT[0]] for one in trailers) == ["0", "0", "1"]
+
+
+async def test_who_is_turned_away_at_the_door_finds_the_same_id_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "gateway.requestpath")
+    async with (
+        harness.one_replica(harness.hello) as (served, _),
+        client(served) as api,
+        grpc.aio.insecure_channel(served.grpc, options=[("grpc.enable_http_proxy", 0)]) as channel,
+    ):
+        with pytest.raises(openai.BadRequestError) as bad:
+            await api.chat.completions.create(**ASK, top_p=7.0)
+        stub: Any = forebay_pb2_grpc.InferenceStub(channel)
+        ask = forebay_pb2.GenerateRequest(model="chat", prompt="hi", max_tokens=8)
+        call = stub.Generate(ask, metadata=(("authorization", "Bearer nobody"),))
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await call.read()
+        async with test_trouble.http(served) as http:
+            numbers = (await http.get("/metrics")).text
+    trailers = unknown.value.trailing_metadata()
+    assert trailers is not None
+    over_grpc = dict(trailers)["x-request-id"]
+    logged = {vars(record).get("forebay.request_id") for record in caplog.records}
+    assert {bad.value.request_id, over_grpc} <= logged
+    for reason in ("bad_request", "invalid_api_key"):
+        assert f'forebay_refusals_total{{model="",reason="{reason}",tier=""}} 1.0' in numbers
 
 
 class _Told(admission_site.Book):

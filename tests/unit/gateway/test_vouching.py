@@ -9,10 +9,10 @@ import pytest
 from gateway import hop, probing, vouching
 from scheduler.contracts import fleet, ids
 from tests.unit.gateway import harness
+from tests.unit.gateway.asking import http, two
 from tests.unit.gateway.test_hop import BEGIN, answering, piece, taker
 from tests.unit.gateway.test_survival import BEGIN as PROMPT
 from tests.unit.gateway.test_survival import goes_on, text, token
-from tests.unit.gateway.test_trouble import http, two
 
 CHAT = "/v1/chat/completions"
 R1 = (ids.ReplicaId("r1"), 1)
