@@ -22,7 +22,15 @@ from gateway import auth, dependencies, server
 from gateway import settings as gateway_settings
 from gateway.admission import place as places
 from scheduler.contracts import clock, quota, slurm, usage
-from scheduler.runtime import admin, client, directory, guard, quota_keeper, quota_routes
+from scheduler.runtime import (
+    admin,
+    client,
+    directory,
+    guard,
+    quota_keeper,
+    quota_routes,
+    schedule_routes,
+)
 from scheduler.runtime import settings as scheduler_settings
 from scheduler.runtime.registry import database, keys, store
 from slurm_plugins import select
@@ -198,4 +206,5 @@ class _Parts:
             billing_routes.router(here.state, table=books, time=time, teams=site.known_teams),
             admin.router(registry, self._fleet, time),
             quota_routes.router(site),
+            schedule_routes.router(registry, time),
         )

@@ -23,6 +23,7 @@ from scheduler.runtime import (
     lease_acts,
     live,
     loop,
+    schedules,
     settings,
     snapshots,
     watch,
@@ -157,11 +158,13 @@ class Leader:
         raise database.Fenced(f"agents follow epoch {over}: this registry is older, leading anew")
 
     async def _read_catalog(self) -> None:
-        """Take up what admins wish: scaling, holds, drains."""
+        """Take up what admins wish: scaling, schedules, holds, drains."""
         registry = self._parts.registry
         deployments = await asyncio.to_thread(registry.catalog.deployments)
         routes = await asyncio.to_thread(registry.catalog.routes, self.live.cluster)
         drains = await asyncio.to_thread(registry.holdings.drains)
+        timetable = await asyncio.to_thread(registry.timetable.all)
+        self.live.scheduled = schedules.in_force(timetable, self._time.wall_us())
         for replica_id in drains & self.live.replicas.keys():
             self.live.replicas[replica_id].drain_asked = True
         if (deployments, routes) != (self.live.deployments, self.live.routes):

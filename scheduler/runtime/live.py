@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from scheduler.contracts import fleet, ids, slurm, wire
 from scheduler.contracts.v1 import control_pb2 as pb
-from scheduler.core import autoscale, backoff, ladder, replicas, snapshot
+from scheduler.core import autoscale, backoff, floors, ladder, replicas, snapshot
 from scheduler.runtime import arrivals, entries, hosts, scaling
 from scheduler.runtime.registry import holdings
 
@@ -54,6 +54,7 @@ class Live:
         self.ladder_memory: Mapping[str, ladder.Memory] = {}
         self.scale_memory: Mapping[tuple[str, str], autoscale.Memory] = {}
         self.lent_at: float | None = None
+        self.scheduled: tuple[floors.Floor, ...] = ()
         self.starts = scaling.Starts()
         self.rates = arrivals.Rates()
         self.jobs: tuple[slurm.Job, ...] | None = None

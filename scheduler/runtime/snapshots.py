@@ -132,6 +132,7 @@ def collect(picture: live.Live, time: clock.Clock, options: settings.Settings) -
         ladder_memory=picture.ladder_memory,
         gpus=options.fleet_gpus,
         rates=picture.rates.by_model(),
+        scheduled=picture.scheduled,
         scale_memory=picture.scale_memory,
         lent_at=picture.lent_at,
     )

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from scheduler.contracts import fleet, requests
-from scheduler.runtime import settings
+from scheduler.runtime import schedules, settings
 from tests import brokersite
 
 ELASTIC = dataclasses.replace(brokersite.CHAT, scaling={"floor": 1, "maximum": 3})
@@ -31,7 +31,7 @@ async def test_a_spike_grows_to_the_maximum_and_calm_goes_back_to_the_floor(tmp_
             await site.step(leader)
         assert sorted(site.running().values()) == ["serving"] * 3
         assert len(site.slurm.submitted) == 3
-        for tick in range(200):
+        for _ in range(200):
             now = site.clock.monotonic()
             leader.live.absorb_demand("g1", demand(0, 0, 4_000), now)
             await site.step(leader, 1.0)
@@ -53,3 +53,25 @@ async def test_an_admins_number_goes_before_the_bounds_until_auto(tmp_path: Path
             await site.step(leader, 1.0)
         assert leader.live.deployments[0].scaling is not None
         assert len(site.running()) == 1
+
+
+async def test_a_schedule_keeps_its_floor_warm_from_before_it_begins(tmp_path: Path) -> None:
+    """14 November 2023 22:13 UTC on the fake clock; the floor begins at 23:00, and starts take 2 minutes."""
+    site = brokersite.Site(tmp_path, ELASTIC, options=QUICK)
+    async with site.lead() as leader:
+        await site.settle(leader)
+        night = schedules.Schedule("night", "chat", 2, "0 23 * * *", "23:30")
+        site.registry.timetable.add(night, "root", "", 1)
+        leader.live.starts.note(("chat", "v1"), 120.0, woken=False)
+        found: list[int] = []
+        for _ in range(16):
+            await site.step(leader, 60.0)
+            await site.step(leader)
+            found.append(len(site.running()))
+        assert found[0] == 1  # 45 minutes before
+        for _ in range(30):
+            await site.step(leader, 60.0)
+            await site.step(leader)
+            found.append(len(site.running()))
+        assert found[-1] == 2  # before it begins
+        assert found.index(2) >= 38

@@ -3,7 +3,16 @@
 Every method is one short transaction and blocks; callers on an event loop use `asyncio.to_thread`.
 """
 
-from scheduler.runtime.registry import catalog, database, holdings, journal, keys, lead, quotas
+from scheduler.runtime.registry import (
+    catalog,
+    database,
+    holdings,
+    journal,
+    keys,
+    lead,
+    quotas,
+    timetable,
+)
 
 
 class Registry:
@@ -16,6 +25,7 @@ class Registry:
         lead: who leads.
         journal: plans, events, facts.
         quotas: limits and counters.
+        timetable: schedules.
     """
 
     def __init__(self, base: database.Database) -> None:
@@ -26,6 +36,7 @@ class Registry:
         self.lead = lead.Lead(base)
         self.journal = journal.Journal(base)
         self.quotas = quotas.Quotas(base)
+        self.timetable = timetable.Timetable(base)
 
     @classmethod
     def open(cls, url: str, *, migrate: bool = True) -> "Registry":

@@ -143,6 +143,23 @@ class Replica(Base):
     ended_us: orm.Mapped[int]
 
 
+class Schedule(Base):
+    """A floor that comes again and again; see `scheduler.runtime.schedules`."""
+
+    __tablename__ = "schedules"
+
+    name: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    model: orm.Mapped[str]
+    floor: orm.Mapped[int]
+    cron: orm.Mapped[str]
+    until: orm.Mapped[str]
+    zone: orm.Mapped[str]
+    paused: orm.Mapped[bool]
+    author: orm.Mapped[str]
+    reason: orm.Mapped[str]
+    created_us: orm.Mapped[int]
+
+
 class Team(Base):
     """Who pays."""
 

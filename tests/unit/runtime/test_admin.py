@@ -13,7 +13,7 @@ import pytest
 from starlette import responses
 
 from scheduler.contracts import clock, command_line, errors, fleet, ids, ports, requests
-from scheduler.runtime import admin, commands, config, finfo, quota_routes
+from scheduler.runtime import admin, commands, config, finfo, quota_routes, schedule_routes
 from scheduler.runtime.registry import database, store
 
 ADMIN = requests.Caller("ops", "root", "k1", tuple(requests.Tier), admin=True)
@@ -50,6 +50,7 @@ class Site:
         app.include_router(admin.router(self.registry, self.source, self.time))
         known = quota_routes.Site(self.registry, self.time, tuple, frozenset({"forebay"}))
         app.include_router(quota_routes.router(known))
+        app.include_router(schedule_routes.router(self.registry, self.time))
 
         @app.exception_handler(errors.ForebayError)
         async def told(request: fastapi.Request, error: errors.ForebayError) -> Any:
@@ -97,8 +98,10 @@ CHANGES = [
     ("POST", "/admin/models/chat/release", None),
     ("POST", "/admin/models/chat/resume", None),
     ("POST", "/admin/replicas/r-1/drain", None),
+    ("POST", "/admin/schedules/day/pause", None),
+    ("DELETE", "/admin/schedules/day", None),
 ]
-READS = ["models", "replicas", "leases", "nodes", "queue", "plan", "events", "explain"]
+READS = ["schedules", "models", "replicas", "leases", "nodes", "queue", "plan", "events", "explain"]
 
 
 @pytest.mark.parametrize(("method", "path", "body"), CHANGES)

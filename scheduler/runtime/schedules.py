@@ -1,0 +1,169 @@
+"""Schedules as floors: what a cron line and an end say about any moment. No firing changes anything.
+
+A schedule is a state and not an event: whoever leads works out from the clock which floors are in force, so
+that a firing can't be missed, done twice by two brokers, or forgotten over a restart. Cron lines are read by
+APScheduler; days of the week count as in cron (0 and 7 are Sunday), which APScheduler itself does not do.
+"""
+
+import dataclasses
+import datetime
+import re
+import zoneinfo
+from collections.abc import Iterator
+
+from apscheduler.triggers import cron
+
+from scheduler.core import floors
+
+AHEAD = datetime.timedelta(hours=26)  # further ahead than any replica's start takes
+_DAY = datetime.timedelta(days=1)
+_NAMES = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_CLOCK = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Schedule:
+    """A floor that comes again and again.
+
+    Attributes:
+        name: unique.
+        model: the served name.
+        floor: replicas kept warm while it is in force.
+        cron: five fields, when it begins.
+        until: ``HH:MM``, when it ends: the first such time after it began, within a day.
+        zone: the time zone of both.
+        paused: it says nothing while this is true.
+    """
+
+    name: str
+    model: str
+    floor: int
+    cron: str
+    until: str
+    zone: str = "UTC"
+    paused: bool = False
+
+    def check(self) -> None:
+        """Raise `ValueError`, one line, if it can't be used."""
+        if self.floor < 1:
+            raise ValueError(f"schedule {self.name}: floor {self.floor}: must be 1 or more")
+        _trigger(self)
+        _until(self)
+
+    def spans(
+        self, now: datetime.datetime, ahead: datetime.timedelta = AHEAD
+    ) -> Iterator[tuple[datetime.datetime, datetime.datetime]]:
+        """Yield begin and end of what is in force at ``now`` and of what begins within ``ahead``."""
+        trigger, ends = _trigger(self), _until(self)
+        zone = zoneinfo.ZoneInfo(self.zone)
+        begin = trigger.get_next_fire_time(None, (now - _DAY).astimezone(zone))
+        while begin is not None and begin <= now + ahead:
+            end = _end(begin, ends, zone)
+            if end > now:
+                yield begin, end
+            # Whatever begins before that end would end then too.
+            begin = trigger.get_next_fire_time(None, end)
+
+    def next(self, now: datetime.datetime, count: int) -> list[datetime.datetime]:
+        """Return the next times at which it begins."""
+        trigger, found = _trigger(self), list[datetime.datetime]()
+        zone, after = zoneinfo.ZoneInfo(self.zone), now
+        while len(found) < count:
+            begin = trigger.get_next_fire_time(None, after.astimezone(zone))
+            if begin is None:
+                break
+            found.append(begin)
+            # In UTC: on the wall clock a minute later may be an hour earlier.
+            after = max(begin.astimezone(datetime.UTC), after) + datetime.timedelta(minutes=1)
+        return found
+
+
+def in_force(
+    schedules: "list[Schedule] | tuple[Schedule, ...]", now_us: int
+) -> tuple[floors.Floor, ...]:
+    """Return the floors that are in force at UTC µs ``now_us``, and those that come."""
+    now = datetime.datetime.fromtimestamp(now_us / 1_000_000, datetime.UTC)
+    return tuple(
+        floors.Floor(
+            name=schedule.name,
+            model=schedule.model,
+            replicas=schedule.floor,
+            starts_s=(begin - now).total_seconds(),
+            ends_s=(end - now).total_seconds(),
+        )
+        for schedule in schedules
+        if not schedule.paused
+        for begin, end in schedule.spans(now)
+    )
+
+
+def _trigger(schedule: Schedule) -> cron.CronTrigger:
+    fields = schedule.cron.split()
+    if len(fields) != 5:
+        raise ValueError(
+            f"schedule {schedule.name}: cron {schedule.cron!r}: write five fields: minute hour day month "
+            "weekday"
+        )
+    minute, hour, day, month, weekday = fields
+    if day != "*" and weekday != "*":
+        # cron takes either, APScheduler both: whichever we chose, half of the readers would be wrong.
+        raise ValueError(
+            f"schedule {schedule.name}: cron {schedule.cron!r}: give a day of the month or of the week, "
+            "not both"
+        )
+    try:
+        zone = zoneinfo.ZoneInfo(schedule.zone)
+    except (zoneinfo.ZoneInfoNotFoundError, OSError, ValueError) as error:
+        raise ValueError(
+            f"schedule {schedule.name}: time zone {schedule.zone!r} is unknown; write one as Europe/Berlin"
+        ) from error
+    try:
+        return cron.CronTrigger(
+            minute=minute,
+            hour=hour,
+            day=day,
+            month=month.lower(),
+            day_of_week=_weekday(weekday.lower()),
+            timezone=zone,
+        )
+    except ValueError as error:
+        words = " ".join(str(error).split())
+        raise ValueError(f"schedule {schedule.name}: cron {schedule.cron!r}: {words}") from error
+
+
+def _weekday(field: str) -> str:
+    """Return cron's days of the week by name; steps stay as they are."""
+    parts = []
+    for part in field.split(","):
+        days, slash, step = part.partition("/")
+        named = re.sub(r"[0-9]+", lambda found: _name(int(found[0])), days)
+        first, dash, last = named.partition("-")
+        if dash and first == "sun":  # the week of APScheduler begins with Monday
+            parts += ["sun"] if last == "sun" else ["sun", f"mon-{last}{slash}{step}"]
+        else:
+            parts.append(f"{named}{slash}{step}")
+    return ",".join(parts)
+
+
+def _name(number: int) -> str:
+    if number >= len(_NAMES):
+        raise ValueError(f"day of the week {number}: 0 (Sunday) to 7 (Sunday)")
+    return _NAMES[number]
+
+
+def _until(schedule: Schedule) -> datetime.time:
+    found = _CLOCK.fullmatch(schedule.until)
+    if found is None:
+        raise ValueError(f"schedule {schedule.name}: until {schedule.until!r}: write HH:MM")
+    return datetime.time(int(found[1]), int(found[2]))
+
+
+def _end(
+    begin: datetime.datetime, ends: datetime.time, zone: zoneinfo.ZoneInfo
+) -> datetime.datetime:
+    """Return the first ``ends`` on the wall clock after ``begin``, whatever the clock does that day."""
+    local = begin.astimezone(zone)
+    end = datetime.datetime.combine(local.date(), ends, zone)
+    if end.astimezone(datetime.UTC) <= begin.astimezone(datetime.UTC):
+        end = datetime.datetime.combine(local.date() + _DAY, ends, zone)
+    return end

@@ -1,0 +1,87 @@
+"""Schedules: which floors are in force at any moment, over weekends, midnights and changes of the clock."""
+
+import datetime
+
+import pytest
+
+from scheduler.core import floors
+from scheduler.runtime import schedules
+
+WEEKDAYS = schedules.Schedule("day", "chat", 8, "0 8 * * mon-fri", "18:00", "Europe/Berlin")
+
+
+def us(text: str) -> int:
+    return round(datetime.datetime.fromisoformat(text).timestamp() * 1_000_000)
+
+
+def at(text: str, schedule: schedules.Schedule = WEEKDAYS) -> list[tuple[float, float]]:
+    """Return start and end of its floors, hours from now."""
+    found = schedules.in_force([schedule], us(text))
+    return [(one.starts_s / 3600, one.ends_s / 3600) for one in found]
+
+
+def test_in_force_before_and_after() -> None:
+    assert at("2026-11-30T12:00+01:00") == [(-4, 6), (20, 30)]  # a Monday
+    assert at("2026-11-30T07:30+01:00") == [(0.5, 10.5), (24.5, 34.5)]
+    assert at("2026-11-27T18:00+01:00") == []  # Friday evening: nothing within a day
+    assert at("2026-11-29T20:00+01:00") == [(12, 22)]
+    (one, _) = schedules.in_force([WEEKDAYS], us("2026-11-30T12:00+01:00"))
+    assert one == floors.Floor("day", "chat", 8, -4 * 3600, 6 * 3600)
+
+
+def test_one_that_ends_after_midnight() -> None:
+    night = schedules.Schedule("night", "chat", 2, "30 22 * * *", "06:00")
+    assert at("2026-11-30T05:00+00:00", night)[0] == (-6.5, 1)
+    assert at("2026-11-30T06:00+00:00", night)[0] == (16.5, 24)
+
+
+def test_on_the_days_when_the_clock_changes_the_wall_clock_counts() -> None:
+    """29 March 2026 has 23 hours in Berlin, 25 October 25."""
+    daily = schedules.Schedule("all", "chat", 1, "0 0 * * *", "12:00", "Europe/Berlin")
+    assert at("2026-03-29T00:00+01:00", daily)[0] == (0, 11)
+    assert at("2026-10-25T00:00+02:00", daily)[0] == (0, 13)
+    gone = schedules.Schedule("gap", "chat", 1, "30 2 * * *", "04:00", "Europe/Berlin")
+    spans = at("2026-03-29T00:00+01:00", gone)
+    assert len(spans) >= 1
+    assert all(end > start for start, end in spans)
+    twice = at(
+        "2026-10-25T00:00+02:00", gone
+    )  # 02:30 comes twice; the floor ends at 04:00 all the same
+    assert {round(end, 6) for start, end in twice if start < 6} == {5.0}
+
+
+@pytest.mark.parametrize(
+    ("field", "days"),
+    [("0", "Sun"), ("7", "Sun"), ("1", "Mon"), ("1-5", "Mon Tue Wed Thu Fri"), ("0-2", "Sun Mon Tue"),
+     ("6,0", "Sat Sun"), ("MON", "Mon"), ("sun-mon", "Sun Mon"), ("0-0", "Sun")],
+)  # fmt: skip
+def test_days_of_the_week_count_as_in_cron(field: str, days: str) -> None:
+    schedule = schedules.Schedule("s", "chat", 1, f"0 8 * * {field}", "9:00")
+    now = datetime.datetime(2026, 11, 29, tzinfo=datetime.UTC)  # a Sunday
+    week = [begin for begin in schedule.next(now, 10) if begin < now + datetime.timedelta(days=7)]
+    assert {f"{begin:%a}" for begin in week} == set(days.split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"cron": "0 8 * *"}, "write five fields"),
+        ({"cron": "61 8 * * *"}, "cron '61 8 \\* \\* \\*'"),
+        ({"cron": "0 8 * * 8"}, "day of the week 8"),
+        ({"cron": "0 8 1 * mon"}, "not both"),
+        ({"until": "25:00"}, "until '25:00': write HH:MM"),
+        ({"until": "18"}, "write HH:MM"),
+        ({"zone": "Mars/Olympus"}, "time zone 'Mars/Olympus' is unknown"),
+        ({"zone": "../etc/passwd"}, "time zone"),
+        ({"floor": 0}, "must be 1 or more"),
+    ],
+)
+def test_what_can_not_be_used_says_why(changes: dict[str, object], fault: str) -> None:
+    given = {"name": "s", "model": "chat", "floor": 1, "cron": "0 8 * * *", "until": "18:00"}
+    with pytest.raises(ValueError, match=fault):
+        schedules.Schedule(**{**given, **changes}).check()  # type: ignore[arg-type] # bad on purpose
+
+
+def test_a_paused_one_says_nothing() -> None:
+    paused = schedules.Schedule("p", "chat", 1, "* * * * *", "18:00", paused=True)
+    assert schedules.in_force([paused], us("2026-11-30T12:00+00:00")) == ()
