@@ -135,7 +135,9 @@ def about(window: windows.Window, tz: datetime.tzinfo) -> dict[str, Any]:
 def window_text(window: windows.Window, tz: datetime.tzinfo) -> str:
     """Return the line that names a report's window."""
     start = times.print_point(window.start_us, tz) if window.start_us else "the beginning"
-    return f"Window: {start} - {times.print_point(window.end_us, tz)} ({tz})"
+    known = window.end_us < windows.END_US
+    end = times.print_point(window.end_us, tz) if known else "the end"
+    return f"Window: {start} - {end} ({tz})"
 
 
 def say_window(window: windows.Window, tz: datetime.tzinfo, out: TextIO) -> None:

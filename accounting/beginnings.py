@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from accounting import bill, books, windows
 
+AHEAD_US = 4_102_444_800_000_000  # 2100-01-01
 PLAUSIBLE_US = 946_684_800_000_000  # 2000-01-01, before which nobody served anything
 
 _EARLIEST = """
@@ -38,13 +39,26 @@ def of(records: books.Books, until_us: int = books.MAX_US) -> Earliest:
     """Return how the records before a moment begin; blocks."""
     with records.reading(0, until_us) as reading:
         (found,) = reading.query(_EARLIEST, {"plausible": PLAUSIBLE_US})
-    doubtful = ""
+    doubtful = _ahead(records)
     if found["attempts"] or found["intervals"]:
+        begin = f"{doubtful}; " if doubtful else ""
         doubtful = (
-            f"{found['attempts']} attempts and {found['intervals']} GPU intervals are dated before 2000: "
-            "a clock was wrong; they are on no bill: see `facct -S 1970-01-01`, and use `fctl adjust`"
+            f"{begin}{found['attempts']} attempts and {found['intervals']} GPU intervals are dated before "
+            "2000: a clock was wrong; they are on no bill: see `facct -S 1970-01-01`, and use `fctl adjust`"
         )
     return Earliest(found["first"], doubtful)
+
+
+def _ahead(records: books.Books) -> str:
+    """Name attempts whose clock was decades ahead: they belong to a month that nobody will close."""
+    with records.reading(AHEAD_US) as reading:
+        (found,) = reading.query("SELECT count(*) AS attempts FROM usage")
+    if not found["attempts"]:
+        return ""
+    return (
+        f"{found['attempts']} attempts are dated after 2100: a clock was wrong; they are on no bill: see "
+        "`facct -S 2100-01-01 -E 9999-12-31`, and use `fctl adjust`"
+    )
 
 
 def months(first_us: int, first: bill.Closed, tz: datetime.tzinfo) -> dict[str, windows.Window]:

@@ -349,10 +349,6 @@ def known_month(text: str) -> str:
         windows.of_month(text, datetime.UTC)
     except command_line.CommandError as error:
         raise errors.BadRequest(error.message, param="month") from error
-    if text < "1970-02":
-        raise errors.BadRequest(
-            f"invalid month {text!r}: nothing is recorded before 1970", param="month"
-        )
     return text
 
 

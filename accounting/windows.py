@@ -10,6 +10,7 @@ from pathlib import Path
 from scheduler.contracts import times
 from scheduler.contracts.command_line import CommandError
 
+END_US = 2**63 - 1  # not included in any window
 UNITS = ("hour", "day", "month")
 _OFFSET = re.compile(r"([+-])(\d\d):(\d\d)", re.ASCII)
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -40,6 +41,8 @@ def of_facct(
 ) -> Window:
     """Return facct's window: as given, else from midnight to now, else (jobs named) all time.
 
+    All time has no end: what was named is shown also if the clock that dated it was ahead.
+
     Raises:
         CommandError: a time can't be read, or the window is empty.
     """
@@ -48,7 +51,9 @@ def of_facct(
     first = 0 if start is None and named else to_us(midnight)
     if start is not None:
         first = to_us(_point(start, now, tz))
-    last = to_us(_point(end, now, tz)) if end is not None else to_us(now) + 1
+    last = to_us(now) + 1 if start is not None or not named else END_US
+    if end is not None:
+        last = to_us(_point(end, now, tz))
     return _checked(first, last)
 
 
@@ -82,10 +87,17 @@ def of_month(text: str, tz: datetime.tzinfo) -> Window:
     if match is None or not 1 <= int(match[2]) <= 12 or not 1 <= int(match[1]) <= 9998:
         raise CommandError(f"invalid month {text!r}: write it as 2026-11")
     first = datetime.date(int(match[1]), int(match[2]), 1)
+    if first < _EPOCH.date() + datetime.timedelta(
+        days=1
+    ):  # in zones east of UTC January began before
+        raise CommandError(f"invalid month {text!r}: nothing is recorded before 1970")
     return Window(_midnight(first, tz), _midnight(_next_month(first), tz))
 
 
 def _checked(first: int, last: int) -> Window:
+    if last <= 0:
+        raise CommandError("nothing is recorded before 1970: give a later end with -E")
+    first = max(0, first)
     if last <= first:
         raise CommandError("the end time is not after the start time: give -S and -E in order")
     return Window(first, last)

@@ -105,8 +105,8 @@ def print_duration(seconds: float | None) -> str:
 
 
 def print_point(microseconds: int, tz: datetime.tzinfo) -> str:
-    """Print UTC µs as sacct does, ``2026-11-01T08:00:00`` in ``tz``; 0 is ``Unknown``."""
-    if microseconds <= 0:
+    """Print UTC µs as sacct does, ``2026-11-01T08:00:00`` in ``tz``; ``Unknown``: 0, or no date has it."""
+    if not 0 < microseconds < LAST_US:
         return "Unknown"
     moment = datetime.datetime.fromtimestamp(microseconds // 1_000_000, tz)
     return moment.strftime("%Y-%m-%dT%H:%M:%S")

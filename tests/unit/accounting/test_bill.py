@@ -341,6 +341,17 @@ def test_months_are_closed_once_in_order_and_not_before_their_end(office: billin
         close(office, "2027-01", us("2027-03-01T00:00:00"))
 
 
+def test_a_row_of_the_far_future_is_named(office: billing.Billing, tmp_path: Path) -> None:
+    far = 2**63 - 3_000_000
+    write(tmp_path, "far", samples.row("close", "far", started_us=far, output_tokens=9))
+    made = office.month("2026-11")
+    assert sum(line.amount for line in made.lines if line.what == "output") == 24
+    assert made.doubtful == (
+        "1 attempts are dated after 2100: a clock was wrong; they are on no bill: see "
+        "`facct -S 2100-01-01 -E 9999-12-31`, and use `fctl adjust`",
+    )
+
+
 def test_a_row_of_1970_blocks_no_closing_and_is_named(
     office: billing.Billing, tmp_path: Path
 ) -> None:

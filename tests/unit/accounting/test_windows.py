@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from accounting import windows
-from scheduler.contracts import command_line
+from accounting import asking, windows
+from scheduler.contracts import command_line, times
+from scheduler.contracts.command_line import CommandError
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 NOW = datetime.datetime(2026, 11, 29, 22, 30, tzinfo=datetime.UTC)
@@ -97,3 +98,30 @@ def test_the_machines_own_zone_has_rules(tmp_path: Path) -> None:
     assert windows.local_zone({"TZ": ":Asia/Kolkata"}, link) == zoneinfo.ZoneInfo("Asia/Kolkata")
     assert windows.local_zone({"TZ": "nonsense"}, link) == datetime.UTC
     assert windows.local_zone({}, tmp_path / "none") == datetime.UTC
+
+
+def test_what_is_named_is_shown_although_its_clock_was_ahead() -> None:
+    """`-j` is all time; what is later than the last day of a calendar is printed as unknown."""
+    window = windows.of_facct(None, None, now=NOW, tz=datetime.UTC, named=True)
+    assert window == windows.Window(0, windows.END_US)
+    assert asking.window_text(window, datetime.UTC) == "Window: the beginning - the end (UTC)"
+    until = windows.of_facct(None, "now", now=NOW, tz=datetime.UTC, named=True)
+    assert until.end_us == windows.to_us(NOW)
+    assert [times.print_point(us, datetime.UTC) for us in (times.LAST_US, 2**63 - 1)] == [
+        "Unknown"
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    "text", ["0001-01", "1969-12", "1970-01", "9999-01", "٢٠٢٦-11", "2026-1", "2026-13"]
+)
+def test_months_that_no_bill_has_are_refused(text: str) -> None:
+    with pytest.raises(CommandError, match="invalid month"):
+        windows.of_month(text, datetime.UTC)
+
+
+def test_a_window_from_before_1970_begins_there() -> None:
+    found = windows.of_freport("0001-01-01", "1970-01-02", now=NOW, tz=datetime.UTC)
+    assert found == windows.Window(0, 86_400_000_000)
+    with pytest.raises(CommandError, match="nothing is recorded before 1970"):
+        windows.of_freport("0001-01-01", "1969-12-31", now=NOW, tz=datetime.UTC)
