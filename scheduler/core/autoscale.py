@@ -13,6 +13,7 @@ from typing import Protocol
 KV_FULL = 0.9  # share of KV blocks held by interactive sequences that counts as pressure
 PRESSURE = 0.5  # of the TTFT SLO, as for rung 1
 MOST = 10_000  # far above any site: a rate that is a slip must not become a number that nobody can hold
+LASTING_S = 5.0  # pressure that rung 1, which takes a second, has not ended by then
 GROWTH = 0.25  # replicas added under pressure, as a share of those that serve
 
 
@@ -37,11 +38,6 @@ class Settings(Protocol):
     @property
     def scale_down_s(self) -> float:
         """Seconds of lower need before replicas are given up."""
-        ...
-
-    @property
-    def pressure_ticks(self) -> int:
-        """Ticks in a row with pressure before replicas are added for it."""
         ...
 
 
@@ -117,13 +113,13 @@ class Memory:
 
     Attributes:
         need: replicas last decided; `since`: monotonic seconds since when less has been enough.
-        ticks: ticks with pressure in a row.
+        pressed_at: since when there is pressure, None if there is none.
         busy_at: when somebody last asked for the model.
     """
 
     need: int = 0
     since: float | None = None
-    ticks: int = 0
+    pressed_at: float | None = None
     busy_at: float | None = None
 
 
@@ -143,8 +139,11 @@ def need(
     memory = Memory(need=signal.serving + signal.coming) if before is None else before
     busy = signal.waiting + signal.in_flight > 0 or bool(signal.rate)
     busy_at = now if busy or memory.busy_at is None else memory.busy_at
-    ticks = memory.ticks + 1 if _pressed(signal, settings) else 0
-    asked, reason = _asked(scaling, signal, ticks, settings)
+    pressed_at = None
+    if _pressed(signal, settings):
+        pressed_at = now if memory.pressed_at is None else memory.pressed_at
+    lasting = pressed_at is not None and now - pressed_at >= LASTING_S
+    asked, reason = _asked(scaling, signal, settings, lasting=lasting)
     if asked == 0 and now - busy_at < scaling.idle_to_zero_s and memory.need > 0:
         asked, reason = 1, f"asked for {now - busy_at:.0f} s ago"
     floor = scaling.bounded(max(signal.floor, 0))
@@ -152,16 +151,18 @@ def need(
     if wanted != asked:
         reason = _bound(scaling, signal, asked, wanted)
     if wanted >= memory.need:
-        return Need(wanted, reason, Memory(wanted, None, ticks, busy_at))
+        return Need(wanted, reason, Memory(wanted, None, pressed_at, busy_at))
     since = now if memory.since is None else memory.since
     if now - since < settings.scale_down_s:
         kept = max(floor, min(memory.need, scaling.maximum or memory.need))
         held = f"{wanted} are enough, kept until that has held for {settings.scale_down_s:g} s"
-        return Need(kept, held, Memory(kept, since, ticks, busy_at))
+        return Need(kept, held, Memory(kept, since, pressed_at, busy_at))
     lower = max(wanted, memory.need - max(1, math.ceil(memory.need * 0.1)))
     reason = f"{wanted} have been enough for {now - since:.0f} s: a tenth is given up"
     # A tenth of the time between two steps, so that a long way down takes as long as one wait.
-    return Need(lower, reason, Memory(lower, since + settings.scale_down_s * 0.1, ticks, busy_at))
+    return Need(
+        lower, reason, Memory(lower, since + settings.scale_down_s * 0.1, pressed_at, busy_at)
+    )
 
 
 def _pressed(signal: Signal, settings: Settings) -> bool:
@@ -171,7 +172,9 @@ def _pressed(signal: Signal, settings: Settings) -> bool:
     return wait > PRESSURE * slo_s or signal.kv > KV_FULL or slow
 
 
-def _asked(scaling: Scaling, signal: Signal, ticks: int, settings: Settings) -> tuple[int, str]:
+def _asked(
+    scaling: Scaling, signal: Signal, settings: Settings, *, lasting: bool
+) -> tuple[int, str]:
     """Return the largest number that a signal asks for, and that signal."""
     room = (scaling.concurrency or signal.seats) * settings.scale_fill
     held = signal.waiting + signal.in_flight
@@ -182,7 +185,7 @@ def _asked(scaling: Scaling, signal: Signal, ticks: int, settings: Settings) -> 
     if takes > 0 and signal.outlook is not None:
         text = f"the forecast holds {signal.outlook:.1f} requests/s possible"
         found.append((_count(signal.outlook / takes), text))
-    if ticks >= settings.pressure_ticks and signal.serving:
+    if lasting and signal.serving:
         more = signal.serving + max(1, math.ceil(signal.serving * GROWTH))
         text = (
             f"pressure: wait {signal.oldest_wait_s:.2f} s, TTFT {signal.ttft_ms:.0f} ms, "

@@ -11,7 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from scheduler.contracts import fleet, ids
-from scheduler.core import actions, asks, leases, members, placement, rollover, snapshot, targets
+from scheduler.core import (
+    actions,
+    asks,
+    leases,
+    members,
+    packing,
+    placement,
+    rollover,
+    snapshot,
+    targets,
+)
 
 
 class Settings(asks.Settings, leases.Settings, rollover.Settings, Protocol):
@@ -110,7 +120,7 @@ def fill(
     )
     scaled = sorted(gaps, key=lambda gap: -gap.deployment.spec.gpus)
     for gap in scaled if any(g.deployment.scaling for g in gaps) else gaps:
-        yield from _grow(snap, settings, notes, gap, available, rolling)
+        yield from _grow(snap, settings, notes, gap, available, rolling, stopping)
     if snap.jobs is not None:
         yield from _give_back(snap, settings, available, rolling)
 
@@ -137,13 +147,26 @@ def _parts(
             )
         ]
     for kind, number, role, pool in pools:
-        surplus = len(pool) - number
+        overdue = [known for known in pool if _overdue(known) and deployment.scaling is not None]
+        # One that is late may still come: whichever is ready first stays, the others are surplus then.
+        enough = number + len(overdue)
+        surplus = len(pool) - enough
         stops = _surplus(snap, settings, deployment, pool, surplus) if surplus > 0 else []
         gap = None
         if surplus < 0:
             why = target.reason if deployment.scaling is not None else ""
-            gap = _Gap(deployment, -surplus, number, kind, role, why)
+            if overdue:
+                why += f"; {len(overdue)} missed their budget of {overdue[0].budget_s:.0f} s"
+            gap = _Gap(deployment, -surplus, enough, kind, role, why)
         yield stops, gap
+
+
+def _overdue(known: snapshot.KnownReplica) -> bool:
+    """Return whether a start has missed the budget of the rung that ordered it."""
+    return 0 < known.budget_s < known.age_s and known.replica.state in {
+        fleet.ReplicaState.STARTING,
+        fleet.ReplicaState.WARM,
+    }
 
 
 def _surplus(
@@ -242,6 +265,7 @@ def _grow(
     gap: _Gap,
     available: list[placement.Room],
     rolling: frozenset[str],
+    stopping: set[ids.ReplicaId],
 ) -> Iterator[actions.Action]:
     """Start what is missing where there is room; ask for a lease for each that has none."""
     deployment, name = gap.deployment, members.name(gap.deployment)
@@ -274,9 +298,37 @@ def _grow(
             asked, why = asks.ask(snap, settings, deployment, gap.kind, available, rolling)
             if asked is None:
                 notes.append(why)
+                if deployment.scaling is not None and 2 in settings.rungs:
+                    yield from _make_hole(snap, settings, gap, mine, stopping)
                 return  # the next one would hear the same
             available.append(_promised(asked, deployment))
             yield asked
+
+
+def _make_hole(
+    snap: snapshot.Snapshot,
+    settings: Settings,
+    gap: _Gap,
+    rooms: Sequence[placement.Room],
+    stopping: set[ids.ReplicaId],
+) -> Iterator[actions.Action]:
+    """Move small replicas together where the GPUs are there and scattered."""
+    movable = [
+        known
+        for known in snap.replicas
+        if members.serves(known) and known.replica.replica_id not in stopping
+    ]
+    hole = packing.make_hole(rooms, movable, gap.deployment.spec.gpus)
+    for known in hole.moved if hole else ():
+        stopping.add(known.replica.replica_id)
+        reason = (
+            f"moved: {members.name(gap.deployment)} needs {gap.deployment.spec.gpus} GPUs together"
+        )
+        yield actions.StopReplica(known.replica.replica_id, settings.drain_s, reason)
+    if hole is not None:
+        # Nothing else of this plan may take what is to be its hole.
+        hole.room.free_gpus, hole.room.used = 0, True
+        hole.room.empty, hole.room.leaving = [], []
 
 
 def _placed(gap: _Gap, place: placement.Place, notes: list[str]) -> Iterator[actions.Action]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 Key = tuple[str, str]
-OFF = 0.2  # a share that is off by less is left alone
+OFF = 0.3  # a share that is off by less is left alone
 LEAST_LEFT_S = 600.0  # a deadline nearer than that counts as that near
 
 

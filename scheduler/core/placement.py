@@ -195,7 +195,7 @@ def take(
     if coming is not None:
         return coming
     for room in ready:
-        if _all(room) >= gpus:
+        if unspoken(room) >= gpus:
             return _gather(room, gpus)
     later = [room for room in available if not room.ready and room.free_gpus >= gpus]
     return _new_slot(min(later, key=lambda room: room.free_gpus), gpus) if later else None
@@ -212,7 +212,8 @@ def _leaving(ready: Sequence[Room], gpus: int) -> Place | None:
     return None
 
 
-def _all(room: Room) -> int:
+def unspoken(room: Room) -> int:
+    """Return the GPUs of a room that are free, or will be, and that nothing of this plan takes."""
     held = sum(slot.gpus for slot in (*room.empty, *(slot for slot, _ in room.leaving)))
     return room.free_gpus + room.closing_gpus + held
 

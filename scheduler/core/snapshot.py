@@ -92,6 +92,7 @@ class KnownReplica:
         stats_age_s: seconds since its stats came; None if none did.
         drain_asked: an admin wants it gone.
         missing_s: seconds for which its agent, who knows that it should be there, has not named it.
+        budget_s: seconds in which the rung that ordered it should have it serving; 0: not known.
         asleep: whether it was told to be parked; None: as its state says.
     """
 
@@ -103,6 +104,7 @@ class KnownReplica:
     drain_asked: bool = False
     missing_s: float = 0.0
     asleep: bool | None = None
+    budget_s: float = 0.0
 
     @property
     def awake(self) -> bool:

@@ -188,6 +188,15 @@ def _fit(
     share = left / over if over else 0.0
     for key, asked in wanted.items():
         kept[key] += int((asked - kept[key]) * share)
+    left = snap.gpus - sum(kept[key] * sizes[key] for key in kept)
+    # What rounding down has left goes to who lacks the largest part, as long as a replica of its fits.
+    while True:
+        short = [key for key in kept if kept[key] < wanted[key] and 0 < sizes[key] <= left]
+        if not short:
+            break
+        worst = min(short, key=lambda key: (kept[key] / wanted[key], key))
+        kept[worst] += 1
+        left -= sizes[worst]
     notes.append(
         f"{total} GPUs are needed and the fleet has {snap.gpus}: everybody gets {share:.0%}"
     )

@@ -89,7 +89,7 @@ class Settings:
         "interactive and batch replicas live in leases of their own.",
     )
     scale_fill: float = settings.setting(
-        0.8,
+        0.7,
         "Share of what replicas can take that the autoscaler plans for; the rest is for bursts.",
         least=0.1,
         most=1,
@@ -104,7 +104,7 @@ class Settings:
         True, "Whether the demand of earlier days asks for capacity before it is needed."
     )
     lend_every_s: float = settings.setting(
-        300.0,
+        900.0,
         "Between two moves of batch shares among models; a move costs a start, 2 to 5 minutes.",
         unit="s",
         least=0,

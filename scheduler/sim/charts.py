@@ -42,7 +42,8 @@ def figures(result: Mapping[str, Any]) -> str:
     )
     return "\n".join(
         [
-            f"  utilisation          {result['utilisation']:.1%}; lost to {waste}",
+            f"  utilisation          {result['utilisation']:.1%} useful, {result['busy']:.1%} busy; "
+            f"lost to {waste}",
             f"  TTFT p50/p95/p99     {ttft['p50']:g} / {ttft['p95']:g} / {ttft['p99']:g} ms",
             f"  time a token p99     {result['tpot_ms_p99']:g} ms; "
             f"19 of 20 streams at {result['tokens_per_s_p5']:g} tokens/s or more",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from scheduler.contracts import fleet, ids
-from scheduler.core import actions, replicas, snapshot
+from scheduler.core import actions, escalation, replicas, snapshot
 from scheduler.sim import desk, state
 
 WAKE_S = 2.0  # beside the copy of the weights: remap, KV cache, first step
@@ -45,6 +45,7 @@ class Lives(desk.Desk):
         self.replicas[replica.replica_id] = one
         takes = 0.0 if self.instant else float(self.draw.uniform(*self.site.fleet.start_s))
         one.ready_s = takes
+        one.budget_s = escalation.budget_s(self.starts[n], self.site.fleet.start_s[1])
         self._later(one, takes, self._serving)
 
     def _wake(self, action: actions.WakeReplica) -> None:
@@ -52,6 +53,7 @@ class Lives(desk.Desk):
         one.state, one.run, one.parks = S.STARTING, True, False
         one.role, one.ordered = action.role, self.now
         one.ready_s = self._wake_s(one.model)
+        one.budget_s = escalation.budget_s((), one.ready_s)
         self._later(one, one.ready_s, self._serving)
         if self.now >= self.books.begin_s:
             self.books.reclaim[2].append(one.ready_s)
@@ -167,7 +169,8 @@ class Lives(desk.Desk):
         if not self.books.counting:
             return
         mine = self.books.models[one.model]
-        mine.useful_s += max(0.0, busy - wasted) * gpus
+        mine.busy_s += max(0.0, busy - wasted) * gpus
+        mine.useful_s += batch / self.batch_rate[one.model] * gpus
         mine.batch_tokens += batch
         self.books.waste["recompute"] += min(busy, wasted) * gpus
 

@@ -20,10 +20,10 @@ class Planner:
     pressure_ticks: int = 2
     itl_slo_ms: float = 25.0
     rungs: tuple[int, ...] = (0, 1, 2, 3)
-    scale_fill: float = 0.8
+    scale_fill: float = 0.7
     scale_down_s: float = 300.0
     use_forecast: bool = True
-    lend_every_s: float = 300.0
+    lend_every_s: float = 900.0
     min_run_s: float = 600.0
     calm_s: float = 30.0
     lease_walltime_s: int = 86400

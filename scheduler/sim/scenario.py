@@ -194,7 +194,8 @@ class Scenario:
         fleet = dataclasses.replace(
             self.fleet,
             gpus=gpus,
-            other_gpus=round(self.fleet.other_gpus * exact / node) * node,
+            # One node at least: a successor lease must find a place beside its predecessor.
+            other_gpus=math.ceil(self.fleet.other_gpus * exact / node) * node,
         )
         traffic = dataclasses.replace(
             self.traffic,

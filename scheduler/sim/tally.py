@@ -5,9 +5,41 @@ from typing import Any
 
 import numpy as np
 
+from scheduler.core import sizing
 from scheduler.sim import engine, scenario
 
 WASTE = ("cold_start", "idle", "drain", "recompute", "not_held")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Cost:
+    """GPU-seconds that a request needs on a replica which is filled as far as the stream speed allows.
+
+    At that fill requests of the scenario's mean cost exactly what the replica has: `sizing.capacity`.
+    """
+
+    gpus: int
+    prefill_s: float
+    token_s: float
+    kv_s: float
+
+    @classmethod
+    def of(cls, model: scenario.Model, site: scenario.Scenario) -> "_Cost":
+        full = sizing.capacity(
+            model.step,
+            site.traffic.load,
+            kv_tokens=model.shape.kv_tokens,
+            seats=model.seats,
+            tokens_per_s=site.slo.tokens_per_s,
+        )
+        step = model.step
+        each = step.base / max(1.0, full.sequences) + step.decode
+        return cls(model.shape.gpus, step.prefill / 1000, each / 1000, step.kv / 1000)
+
+    def gpu_s(self, call: engine.Call) -> float:
+        length = call.prompt + call.output / 2
+        tokens = call.output * (self.token_s + self.kv_s * length)
+        return self.gpus * (call.computed * self.prefill_s + tokens)
 
 
 @dataclasses.dataclass(slots=True)
@@ -23,8 +55,8 @@ class ModelTally:
     interactive_tokens: int = 0
     batch_tokens: float = 0.0
     gpu_s: float = 0.0
+    busy_s: float = 0.0
     useful_s: float = 0.0
-    batch_gpu_s: float = 0.0
 
 
 class Tally:
@@ -33,6 +65,7 @@ class Tally:
     def __init__(self, site: scenario.Scenario, begin_s: float) -> None:
         self.site = site
         self.begin_s = begin_s
+        self.costs = [_Cost.of(model, site) for model in site.models]
         self.models = [ModelTally() for _ in site.models]
         self.waste = dict.fromkeys(WASTE, 0.0)
         self.reclaim: dict[int, list[float]] = {0: [], 1: [], 2: [], 3: []}
@@ -58,6 +91,7 @@ class Tally:
             mine = self.models[call.model]
             mine.answered += 1
             mine.interactive_tokens += call.output
+            mine.useful_s += self.costs[call.model].gpu_s(call)
             if call.output > 1:
                 mine.tpot.append((now - call.first) / (call.output - 1))
 
@@ -76,6 +110,7 @@ class Tally:
         batch = sum(mine.batch_tokens for mine in self.models)
         return {
             "utilisation": _share(useful, gpus),
+            "busy": _share(sum(mine.busy_s for mine in self.models), gpus),
             "ttft_ms": _quantiles(ttft),
             "tpot_ms_p99": round(_at(tpot, 99) * 1000, 2),
             "tokens_per_s_p5": round(1 / _at(tpot, 95), 2) if tpot.size else 0.0,

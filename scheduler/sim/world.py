@@ -125,7 +125,12 @@ class World(lives.Lives):
             old.spec, one.state, one.role, stats=stats,
         )  # fmt: skip
         return snapshot.KnownReplica(
-            replica, one.run, one.role, self.now - one.ordered, 0.1 if stats else None
+            replica,
+            one.run,
+            one.role,
+            self.now - one.ordered,
+            0.1 if stats else None,
+            budget_s=one.budget_s if one.state is S.STARTING else 0.0,
         )
 
     def _deployment(self, n: int) -> snapshot.Deployment:
