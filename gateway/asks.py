@@ -167,7 +167,11 @@ def needs(
         errors.BadRequest: more sequences at once than any replica has seats.
     """
     route = known.view.routes.get(asking.model)
-    version = asking.version or (routing.pick_version(route, draw) if route else None)
+
+    def takes(version: str) -> bool:
+        return known.takes(asking.model, version, asking.adapter, asking.tier)
+
+    version = asking.version or (routing.pick_version(route, draw, takes) if route else None)
     if route is None or version is None:
         raise errors.ModelNotFound(
             f"model {asking.model}: it has no version in service; see /v1/models", param="model"

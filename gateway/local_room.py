@@ -361,7 +361,11 @@ class LocalRoom:
         for route in view.routes.values():
             for version in route.weights:
                 self._hopeless(route.model, version, now)
-        moved = before is None or before.view.routes != view.routes
+        moved = (
+            before is None
+            or before.view.routes != view.routes
+            or before.outlooks != known.outlooks  # a version's last replica went, or its first came
+        )
         for name, model in self._models.items():
             model.count(known.of(name), self.loads)
             if moved and name in view.routes:

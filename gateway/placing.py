@@ -187,5 +187,6 @@ def _ask(asking: asks.Asking, needs: asks.Needs, left: float = 0.0) -> routing.A
         long=needs.long,
         left=left,
         prefix=asking.prefix,
-        hint=asking.cache_hint,
+        # A team's hints are its own: another's must not find its replica by guessing them.
+        hint=f"{asking.team}\0{asking.cache_hint}" if asking.cache_hint is not None else None,
     )

@@ -25,6 +25,7 @@ class Standing:
             for version in {replica.spec.version for replica in replicas}:
                 self.outlooks[model, version] = routing.outlook(replicas, model, version)
         self._most: dict[tuple[str, bool], int | None] = {}
+        self._takes: dict[tuple[str, str, str | None, bool], bool] = {}
 
     def of(self, model: str) -> list[fleet.Replica]:
         """Return a model's replicas."""
@@ -40,6 +41,21 @@ class Standing:
             ]
             self._most[model, batch] = max(seats, default=None)
         return self._most[model, batch]
+
+    def takes(self, model: str, version: str, adapter: str | None, tier: requests.Tier) -> bool:
+        """Return whether a serving replica of a version may take such a request."""
+        batch = tier is requests.Tier.BATCH
+        key = (model, version, adapter, batch)
+        if key not in self._takes:
+            never = fleet.Role.INTERACTIVE if batch else fleet.Role.BATCH
+            self._takes[key] = any(
+                replica.state is fleet.ReplicaState.SERVING
+                and replica.spec.version == version
+                and replica.role is not never
+                and (adapter is None or adapter in replica.spec.adapters)
+                for replica in self.of(model)
+            )
+        return self._takes[key]
 
     def outlook(
         self, model: str, version: str | None, dead: Mapping[ids.ReplicaId, int]
