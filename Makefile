@@ -55,7 +55,7 @@ prove-gpu-hour: setup ## a real hour on a real Slurm cluster: GPU minutes add up
 .PHONY: bench-gateway
 bench-gateway: setup ## CPU, latency and memory a request and a token, beside vllm-router, smg and LiteLLM (QUICK=1, REPORT=1)
 	@.ci/bench-env
-	@.venv/bin/python -m tests.bench.gateway $(if $(QUICK),--quick) $(if $(REPORT),--report docs/bench/gateway.md)
+	@build/bench-forebay/bin/python -m tests.bench.gateway $(if $(QUICK),--quick) $(if $(REPORT),--report docs/bench/gateway.md)
 
 .PHONY: bench-prefix
 bench-prefix: setup ## cached prompt tokens and TTFT on real vLLM: random, round-robin, vllm-router, Forebay, an oracle (REQUESTS=3000, REPORT=1)
