@@ -140,7 +140,7 @@ async def house(view: fleet.FleetView, **options: Any) -> AsyncIterator[House]:
 
 
 async def turn(room: waiting.Room, waiter: waiting.Waiter) -> waiting.Grant:
-    return await asyncio.wait_for(room.wait(waiter), 5)
+    return await asyncio.wait_for(room.wait(waiter), 20)
 
 
 ONE = harness.make_view([harness.make_replica("r1", seats=1)])

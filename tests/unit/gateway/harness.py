@@ -23,7 +23,7 @@ KEYS = {"ann": ANN, "bob": BOB, "svc": SERVICE}
 ANN_AUTH = {"Authorization": "Bearer ann"}
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Return once ``condition`` holds; it is looked at again and again, so it may be of any kind."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - states of two servers, none of which has an event

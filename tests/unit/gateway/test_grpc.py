@@ -240,7 +240,7 @@ async def test_client_that_cancels_frees_the_replica() -> None:
         call = api.Generate(chat(), metadata=ANN)
         await call.read()
         call.cancel()
-        await asyncio.wait_for(fake.ended.wait(), 5)
+        await asyncio.wait_for(fake.ended.wait(), 20)
         assert [row.outcome for row in await served.rows(1)] == [usage.Outcome.CLIENT_GONE]
         await served.idle()
 

@@ -147,8 +147,11 @@ async def test_a_request_that_kills_two_replicas_is_set_aside() -> None:
         await served.idle()
 
 
-async def test_a_request_that_the_engine_chokes_on_leaves_its_replicas_to_others() -> None:
+async def test_a_request_that_the_engine_chokes_on_leaves_its_replicas_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An engine's own 5xx: two tries, and neither replica is suspected for it."""
+    monkeypatch.setattr(placing, "SUSPECT_S", 600.0)
 
     async def chokes(received: harness.Received, out: harness.Out) -> None:
         if received.body["max_tokens"] == 13:
@@ -160,7 +163,7 @@ async def test_a_request_that_the_engine_chokes_on_leaves_its_replicas_to_others
         odd = await session.post(CHAT, json=harness.chat_body(max_tokens=13))
         assert (odd.status_code, len(fake.received)) == (502, 2)
         assert "set aside" in odd.text
-        async with asyncio.timeout(0.9):  # a suspected replica is not asked for 1 s
+        async with asyncio.timeout(60):  # a suspected replica would not be asked
             good = await session.post(CHAT, json=harness.chat_body(max_tokens=5))
         assert good.status_code == 200
 
@@ -266,7 +269,7 @@ async def test_a_deadline_ends_the_answer_and_the_sequence(stream: bool) -> None
         assert "deadline_exceeded" in response.text
         assert "[DONE]" not in response.text
         assert response.status_code == (200 if stream else 504)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await fake.ended.wait()
         (row,) = await served.rows(1)
         assert (row.outcome, row.payer) == (usage.Outcome.EXPIRED, usage.Payer.TEAM)

@@ -12,7 +12,7 @@ import pytest
 from gateway.admission import messages
 from scheduler.contracts import quota
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
-from tests.unit.gateway import admission_site, harness, test_trouble
+from tests.unit.gateway import admission_site, asking, harness
 from tests.unit.gateway.test_openai import client
 from tests.unit.gateway.test_quotas import book
 
@@ -112,7 +112,7 @@ async def test_who_is_turned_away_at_the_door_finds_the_same_id_in_the_log(
         call = stub.Generate(ask, metadata=(("authorization", "Bearer nobody"),))
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
             await call.read()
-        async with test_trouble.http(served) as http:
+        async with asking.http(served) as http:
             numbers = (await http.get("/metrics")).text
     trailers = unknown.value.trailing_metadata()
     assert trailers is not None

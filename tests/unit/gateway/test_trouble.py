@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import json
 
-import httpx
 import pytest
 
 from scheduler.contracts import errors, fleet, frames, usage
@@ -26,7 +25,7 @@ async def test_client_that_leaves_frees_the_replica_g2(stream: bool) -> None:
             await harness.until(lambda: fake.running > 0)
             asked.cancel()
             await asyncio.wait({asked})
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await fake.ended.wait()
         assert fake.running == 0
         (row,) = await served.rows(1)
@@ -43,8 +42,10 @@ async def test_client_that_leaves_the_queue_costs_nothing() -> None:
         fake,
     ):
         async with http(served) as session:
-            with pytest.raises(httpx.ReadTimeout):
-                await session.post(CHAT, json=harness.chat_body(), timeout=0.2)
+            asked = asyncio.create_task(session.post(CHAT, json=harness.chat_body()))
+            await harness.until(served.waiting)
+            asked.cancel()
+            await asyncio.wait({asked})
         (row,) = await served.rows(1)
         assert (row.outcome, row.output_tokens) == (usage.Outcome.CLIENT_GONE, 0)
         assert row.identity.replica_id == ""

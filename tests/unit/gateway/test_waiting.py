@@ -52,7 +52,7 @@ def room(
 async def outcome(made: local_room.LocalRoom, waiter: waiting.Waiter) -> str:
     """Return the replica that the waiter has got, or its error's code."""
     try:
-        return (await asyncio.wait_for(made.wait(waiter), 1)).replica.replica_id
+        return (await asyncio.wait_for(made.wait(waiter), 20)).replica.replica_id
     except errors.ForebayError as error:
         return error.code
 
