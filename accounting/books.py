@@ -210,11 +210,12 @@ class Books:
         )
         try:
             session.execute("SET TimeZone = 'UTC'")
+            session.execute("SET parquet_metadata_cache = true")  # each view asks every footer
             session.execute("SET VARIABLE first_us = ?", [first_us])
             session.execute("SET VARIABLE last_us = ?", [last_us])
             for table in schema.TABLES:
                 session.register(f"{table}_live", found.live[table])
-            self.views(session, found)
+            self.views(session, found, (first_us, last_us))
         except duckdb.IOException as error:
             session.close()
             raise Moved from error
@@ -227,8 +228,8 @@ class Books:
         """Return where files of the manifest are."""
         return [str(self._folder / each.path) for each in files]
 
-    def views(self, session: Any, found: Snapshot) -> None:
-        """Make the views over files and the registered live rows."""
+    def views(self, session: Any, found: Snapshot, window_us: tuple[int, int]) -> None:
+        """Make the views over files and the registered live rows, for requests that arrived in a window."""
         for table in (schema.GPU, schema.REPLICA_TIME):
             paths = self.paths(found.files[table])
             source = stored(session, table, f"{table}_files", paths, live=f"{table}_live")
@@ -244,14 +245,29 @@ class Books:
         }
         for name, some in parts.items():
             if tail or name == "settled":
-                live = "usage_live" if name == "fresh" else ""
-                source = stored(session, schema.USAGE, f"{name}_files", self.paths(some), live=live)
-                session.execute(f"CREATE VIEW usage_{name} AS {source} WHERE {_ARRIVED}")
+                self._usage(session, name, some, window_us)
         fresh = "usage_fresh" if tail else ""
         for statement in merge.views("usage_settled", "usage_compacted", fresh):
             session.execute(statement)
         hours = rollup.usage_of("usage", rollup.HOUR_US)
         session.execute(f"CREATE VIEW usage_sums AS {hours}")
+
+    def _usage(
+        self, session: Any, name: str, files: Sequence[manifests.File], window_us: tuple[int, int]
+    ) -> None:
+        """Make the view ``usage_NAME``; files of days that lie within the window need no filter."""
+        inside = [each for each in files if schema.lies_within(each.day, *window_us)]
+        border = [each for each in files if each not in inside]
+        live = "usage_live" if name == "fresh" else ""
+        sources = []
+        if inside:
+            paths = self.paths(inside)
+            sources.append(stored(session, schema.USAGE, f"{name}_inside", paths))
+        if border or live or not inside:
+            paths = self.paths(border)
+            text = stored(session, schema.USAGE, f"{name}_border", paths, live=live)
+            sources.append(f"{text} WHERE {_ARRIVED}")
+        session.execute(f"CREATE VIEW usage_{name} AS {' UNION ALL '.join(sources)}")
 
 
 def stored(session: Any, table: str, view: str, paths: Sequence[str], *, live: str = "") -> str:

@@ -121,6 +121,12 @@ def day_of(us: int) -> str:
     return (_EPOCH + datetime.timedelta(days=min(us // US_A_DAY, _LAST_DAY))).isoformat()
 
 
+def lies_within(day: str, first_us: int, last_us: int) -> bool:
+    """Return whether all of a UTC day, by its name, is in ``[first_us, last_us)``."""
+    begin = (datetime.date.fromisoformat(day) - _EPOCH).days * US_A_DAY
+    return first_us <= begin and begin + US_A_DAY <= last_us
+
+
 def held(table: str) -> Any:
     """Return the schema of a table in memory: texts that repeat have a dictionary."""
     return pa.schema(
