@@ -88,15 +88,28 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
         """Stream an answer."""
         await _explained(context, lambda: self._generate(request, context))
 
+    async def _checked(
+        self, message: forebay_pb2.GenerateRequest, context: Context, request_id: ids.RequestId
+    ) -> requests.InferenceRequest:
+        """Return the request that ``message`` is; one that is none is counted."""
+        try:
+            arrived_us = self._gateway.deps.clock.wall_us()
+            metadata = _metadata(context)
+            caller = await self._caller(context)
+            endpoint, body = openai_body(_readable(message))
+            checks.check(endpoint, body)
+            source = resolve.Source(endpoint, body, caller, wishes(message, metadata), arrived_us)
+            return resolve.request(source, self._gateway.room.view(), request_id)
+        except Exception as error:
+            known = error_map.known(error)
+            self._gateway.path.turned_away(known, request_id, "grpc Generate")
+            # In the trailers: headers would tell the client not to try again by itself.
+            known.limits = (*known.limits, *error_map.named(request_id).items())
+            raise known from error
+
     async def _generate(self, message: forebay_pb2.GenerateRequest, context: Context) -> None:
-        arrived_us = self._gateway.deps.clock.wall_us()
-        metadata = _metadata(context)
-        caller = await self._caller(context)
-        endpoint, body = openai_body(_readable(message))
-        checks.check(endpoint, body)
-        source = resolve.Source(endpoint, body, caller, wishes(message, metadata), arrived_us)
         request_id = ids.RequestId(ids.uuid7())
-        checked = resolve.request(source, self._gateway.room.view(), request_id)
+        checked = await self._checked(message, context, request_id)
         # Sent at once, so that a request that waits can be cancelled by its id.
         await context.send_initial_metadata(tuple(error_map.named(request_id).items()))
         stream = _Stream(context)

@@ -42,7 +42,9 @@ class HotPath:
         try:
             request = await self._checked(asked)
         except Exception as error:
-            asked.refuse(error_map.known(error))
+            known, request_id = error_map.known(error), ids.uuid7()
+            self._path.turned_away(known, request_id, asked.endpoint.value)
+            asked.refuse(known, request_id)
             return
         outlet: exchange.Stream | exchange.Whole | line_outlet.Line = asked.outlet(request)
         if request.batch is not None and asked.header(b"accept") == frames.MEDIA_TYPE:

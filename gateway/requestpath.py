@@ -123,6 +123,17 @@ class RequestPath:
             extra = {**_traits(request), "forebay.result": result, "forebay.ms": took_ms}
             _log.info("%s: %s after %d ms", request.request_id, result, took_ms, extra=extra)
 
+    def turned_away(self, error: errors.ForebayError, request_id: str, endpoint: str) -> None:
+        """Count and log a request that was refused before it was known who asks for what."""
+        self._metrics.refused.labels("", "", error.code).inc()
+        if self._settings.access_log in ("all", "errors"):
+            extra = {
+                "forebay.request_id": request_id,
+                "forebay.endpoint": endpoint,
+                "forebay.result": error.code,
+            }
+            _log.info("%s: %s: %s", request_id, error.code, error.message, extra=extra)
+
     def cancel(self, request_id: str, caller: requests.Caller) -> bool:
         """End one of the caller's own requests; False if there is no such request here."""
         live = self._live.get(request_id)
