@@ -253,7 +253,8 @@ _OF_REQUESTS: dict[str, type] = {
 def stored(*, leases: bool) -> dict[str, type]:
     """Return the columns of ``--parquet``, which are the same whatever was found."""
     if leases:
-        return {**layout.types_of(gpu_time.LeaseTime), **_OF_ALL}
+        known = layout.types_of(gpu_time.LeaseTime)  # not its runs' spans: they are a list
+        return {**known, **_OF_ALL}
     return {**layout.types_of(usage.Identity, usage.UsageRow), **_OF_REQUESTS, **_OF_ALL}
 
 

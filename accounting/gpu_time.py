@@ -19,6 +19,7 @@ class LeaseTime:
         gpu_us: GPU-µs over all runs.
         first_us, last_us: from the first row's begin to the last row's end.
         backwards: rows that end before they begin; they count nothing.
+        spans: for each run, in order, the begin of its first row and the end of its last.
     """
 
     lease_id: str
@@ -32,6 +33,7 @@ class LeaseTime:
     first_us: int
     last_us: int
     backwards: int = 0
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 def tiled(rows: Iterable[usage.GpuRow]) -> list[usage.GpuRow]:
@@ -68,6 +70,9 @@ def by_lease(rows: Iterable[usage.GpuRow]) -> list[LeaseTime]:
 
 def _total(rows: list[usage.GpuRow]) -> LeaseTime:
     newest = max(rows, key=lambda row: (row.run, row.seq))
+    runs: dict[int, list[usage.GpuRow]] = {}
+    for row in sorted(rows, key=lambda row: row.run):
+        runs.setdefault(row.run, []).append(row)
     return LeaseTime(
         lease_id=newest.lease_id,
         cluster=newest.cluster,
@@ -75,9 +80,13 @@ def _total(rows: list[usage.GpuRow]) -> LeaseTime:
         team=newest.team,
         kind=newest.kind,
         gpus=max(row.gpus for row in rows),
-        runs=len({row.run for row in rows}),
+        runs=len(runs),
         gpu_us=sum(row.gpus * max(0, row.end_us - row.start_us) for row in rows),
         first_us=min(row.start_us for row in rows),
         last_us=max(row.end_us for row in rows),
         backwards=sum(row.end_us < row.start_us for row in rows),
+        spans=tuple(
+            (min(row.start_us for row in run), max(row.end_us for row in run))
+            for run in runs.values()
+        ),
     )

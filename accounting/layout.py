@@ -188,7 +188,8 @@ def write_parquet(rows: Sequence[Row], path: Path, known: Mapping[str, type]) ->
     import pyarrow.parquet as pq
 
     types: dict[type, Any] = {str: pa.string(), int: pa.int64(), bool: pa.bool_()}
-    names = dict.fromkeys((*known, *(name for row in rows for name in row)))
+    found = (name for row in rows for name in row if not isinstance(row[name], list))
+    names = dict.fromkeys((*known, *found))
     try:
         columns = {
             name: pa.array([row.get(name) for row in rows], types.get(known.get(name, object)))

@@ -1,13 +1,13 @@
 """Leases in Forebay's and in Slurm's books: what `sacct -D` says of each job, and whether the two agree.
 
-All runs of a requeued job count, on both sides. Two differences are known, added to Slurm's figure before
-it is judged, and told: the time between Slurm's start of a job and the first line of its script (launch,
-the site's prolog), and the time in which a job that was told to end still held its GPUs.
+All runs of a requeued job count, on both sides. Two differences are known of each run, added to Slurm's
+figure before it is judged, and told: the time between Slurm's start of the run and the first line of its
+script (launch, the site's prolog), and the time in which a run that was told to end still held its GPUs.
 """
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from accounting import books, gpu_time, manifest, reports
@@ -22,6 +22,7 @@ _TOLD_TO_END = frozenset(
         slurm.JobState.PREEMPTED,
         slurm.JobState.TIMEOUT,
         slurm.JobState.DEADLINE,
+        slurm.JobState.PENDING,  # a run that was requeued
     }
 )
 _SECOND_US = 1_000_000
@@ -113,20 +114,21 @@ def reconcile(port: slurm.SlurmPort, leases: Iterable[gpu_time.LeaseTime]) -> li
                 off = note
             answers.append(dataclasses.replace(ours, note=note))
         else:
-            answers.append(compare(ours, runs, lease.first_us, lease.last_us))
+            answers.append(compare(ours, runs, lease.spans))
     return answers
 
 
-def compare(ours: Compared, runs: Iterable[slurm.JobRun], first_us: int, last_us: int) -> Compared:
+def compare(
+    ours: Compared, runs: Iterable[slurm.JobRun], spans: Sequence[tuple[int, int]]
+) -> Compared:
     """Return the comparison of one lease with the runs that Slurm recorded for its job.
 
     Args:
         ours: our side.
         runs: Slurm's.
-        first_us: from when our side counts, UTC µs.
-        last_us: until when.
+        spans: from when to when our side counts each run, UTC µs.
     """
-    known = list(runs)
+    known = sorted(runs, key=lambda run: (run.started_us, run.run))
     total, silent = 0, 0
     for run in known:
         if run.gpus is None:
@@ -138,15 +140,19 @@ def compare(ours: Compared, runs: Iterable[slurm.JobRun], first_us: int, last_us
         return dataclasses.replace(ours, note=f"unreconciled: {why}")
     allowed = max(total // SHARE_ALLOWED, ours.gpus * _SECOND_US)
     running = any(run.ended_us == 0 for run in known)
-    last = max(known, key=lambda run: run.ended_us)
+    # A run that one book lacks has no other beside it: only the first begin and the last end are known then.
+    whole = len(known) == len(spans)
+    begins = list(zip(known, spans, strict=True)) if whole else [(known[0], spans[0])]
+    ends = begins if whole else [(known[-1], spans[-1])]
     late = 0
-    if not running and last.state in _TOLD_TO_END:
-        late = ours.gpus * max(0, last_us - last.ended_us)
-    lag_us = first_us - min(run.started_us for run in known)
-    early = ours.gpus * lag_us if 0 < lag_us <= LAUNCH_AT_MOST_S * _SECOND_US else 0
+    if not running:
+        told = [(run, span) for run, span in ends if run.state in _TOLD_TO_END]
+        late = ours.gpus * sum(max(0, span[1] - run.ended_us) for run, span in told)
+    lags = [span[0] - run.started_us for run, span in begins]
+    early = ours.gpus * sum(lag for lag in lags if 0 < lag <= LAUNCH_AT_MOST_S * _SECOND_US)
     notes = []
     if early > allowed // 2:
-        notes.append(f"began {lag_us / _SECOND_US:.1f} s after Slurm's start")
+        notes.append(f"began {early / ours.gpus / _SECOND_US:.1f} s after Slurm's start")
     if late:
         notes.append(f"held {late / ours.gpus / _SECOND_US:.1f} s after Slurm ended it")
     return dataclasses.replace(

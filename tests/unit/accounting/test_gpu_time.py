@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,7 @@ def compared(books: Books, seconds: float = 350) -> reconcile.Compared:
 
 
 def test_every_run_of_a_requeued_lease_counts_as_sacct_d_counts_it() -> None:
+    """A8: runs of 100, 200 and 50 s on 4 GPUs are 1,400 GPU-seconds in both books."""
     rows, start = [], samples.NOON
     for number, seconds in enumerate([100, 200, 50]):
         for seq in range(0, seconds, 25):
@@ -90,6 +92,43 @@ def test_the_launch_before_the_scripts_first_line_is_in_slurms_count() -> None:
         answer = compared(Books([early]), seconds=100)
         assert (answer.agrees, answer.early_us) == (agrees, 4 * 12 * SECOND if agrees else 0)
         assert answer.note == ("began 12.0 s after Slurm's start" if agrees else "")
+
+
+def requeued(*, lag_s: int, held_s: int, ours: int = 3) -> reconcile.Compared:
+    """Three runs of 20 s by Slurm; the agent began later in each, and left later where it was told to."""
+    slurms, rows = [], []
+    for number in range(3):
+        start = samples.NOON + number * 300 * SECOND
+        last = number == 2
+        state = slurm.JobState.COMPLETED if last else slurm.JobState.PENDING
+        slurms.append(
+            dataclasses.replace(
+                run(20, number), state=state, started_us=start, ended_us=start + 20 * SECOND
+            )
+        )
+        seconds = 20 - lag_s + (0 if last else held_s)
+        if number >= 3 - ours:
+            begin = start + lag_s * SECOND
+            rows.append(samples.gpu(0, seconds, run=number, start_us=begin))
+    (lease,) = gpu_time.by_lease(rows)
+    assert len(lease.spans) == ours
+    books: Any = Books(slurms[::-1])
+    (answer,) = reconcile.reconcile(books, [lease])
+    return answer
+
+
+def test_launch_and_teardown_of_every_run_are_known() -> None:
+    """A8: three launches of 2 s are 24 GPU-seconds apart, and no fault of either book."""
+    answer = requeued(lag_s=2, held_s=5)
+    assert (answer.early_us, answer.late_us) == (3 * 4 * 2 * SECOND, 2 * 4 * 5 * SECOND)
+    assert (answer.agrees, answer.sacct_us) == (True, 240 * SECOND)
+    assert answer.note == "began 6.0 s after Slurm's start; held 10.0 s after Slurm ended it"
+
+
+@pytest.mark.parametrize("ours", [1, 2])
+def test_a_run_that_one_book_lacks_is_apart(ours: int) -> None:
+    """A8: the last run alone is not the job."""
+    assert requeued(lag_s=2, held_s=5, ours=ours).agrees is False
 
 
 def test_where_slurm_does_not_know_the_lease_is_unreconciled() -> None:
