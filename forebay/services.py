@@ -15,7 +15,7 @@ from accounting import ship as shipping
 from batch_jobs import daemon
 from batch_jobs import settings as batch_settings
 from batch_jobs import store as batch_store
-from forebay import crowd, gateway_service, installation, lease, quotas, slurm_fates
+from forebay import batch_work, crowd, gateway_service, installation, lease, quotas, slurm_fates
 from gateway import settings as gateway_settings
 from scheduler.contracts import clock
 from scheduler.runtime import broker as brokers
@@ -35,6 +35,8 @@ async def broker(here: installation.Installation, told: Told) -> None:
     time = clock.SystemClock()
     registry = await asyncio.to_thread(here.open_registry)
     port = await asyncio.to_thread(here.connect_slurm)
+    jobs = batch_store.Store(database.Database(here.registry_url()))
+    await asyncio.to_thread(jobs.migrate)
     books = here.config.table(accounting_settings.Accounting)
 
     async def ship(_period_us: int) -> None:
@@ -73,6 +75,7 @@ async def broker(here: installation.Installation, told: Told) -> None:
         time=time,
         cluster=port.cluster,
         models=here.config.models,
+        batch_work=lambda: batch_work.of_jobs(jobs.active(), time.wall_us()),
     )
     periodic = (
         loop.Periodic("ship usage", books.ship_every_s, ship),
@@ -87,6 +90,7 @@ async def broker(here: installation.Installation, told: Told) -> None:
             brokers.serve(parts, periodic=periodic, ready=lambda where: told({"control": where}))
         )
     finally:
+        jobs.close()
         registry.close()
 
 

@@ -299,11 +299,10 @@ class Keeper:
                 _log.warning("replica %s: role: %s", self.replica_id, error)
 
     async def _drain(self, remote: control.Control) -> None:
-        parked = self._wish.run
-        self._become(_R.DRAINING, "to be parked" if parked else "told to stop")
+        self._become(_R.DRAINING, "to be parked" if self._wish.run else "told to stop")
         try:
-            if parked:  # its GPUs are wanted now; a batch line goes on elsewhere from its tokens
-                await remote.role(fleet.Role.INTERACTIVE.value)
+            # No GPU waits for batch: its lines go on elsewhere, from the tokens that they have.
+            await remote.role(fleet.Role.INTERACTIVE.value)
             await remote.drain()
             self._running = int((await remote.state())["running"])
         except control.ControlError as error:

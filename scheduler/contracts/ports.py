@@ -25,6 +25,21 @@ class FleetSource(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchWork:
+    """What batch jobs still want of one model.
+
+    Attributes:
+        lines: lines left, of jobs that may run.
+        output_tokens: tokens that these lines are expected to sample.
+        deadline_us: UTC µs of the earliest deadline, 0 without one.
+    """
+
+    lines: int
+    output_tokens: int
+    deadline_us: int = 0
+
+
 class StaticFleet:
     """The fake source: a view that a test sets."""
 

@@ -3,13 +3,13 @@
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpc import aio
 
-from scheduler.contracts import clock, fleet, slurm, wire
+from scheduler.contracts import clock, fleet, ports, slurm, wire
 from scheduler.contracts.v1 import control_pb2_grpc
 from scheduler.core import plan
 from scheduler.runtime import (
@@ -33,6 +33,7 @@ from scheduler.runtime.registry import database, store
 log = logging.getLogger(__name__)
 CATALOG_S = 1.0  # an admin's wish counts within so long
 FACTS_S = 2.0
+WORK_S = 5.0  # between two looks at what batch jobs want; shares move far more slowly
 STOP_S = 1.0
 PERIOD_LOOK_S = 10.0  # a new leader finds a period that was left half done within so long
 
@@ -44,6 +45,7 @@ class Parts:
     Attributes:
         lease_renderer: makes a lease's job.
         models: forebay.toml's `[[models]]`.
+        batch_work: what batch jobs still want, by model; blocks, and raises `SQLAlchemyError`.
     """
 
     options: settings.Settings
@@ -54,6 +56,7 @@ class Parts:
     time: clock.Clock
     cluster: str
     models: Sequence[config.ModelSettings] = ()
+    batch_work: Callable[[], Mapping[str, ports.BatchWork]] = dict
 
 
 class Leader:
@@ -79,6 +82,7 @@ class Leader:
         self._server: aio.Server | None = None
         self._speaking: frozenset[str] = frozenset()
         self._catalog_due = float("-inf")
+        self._work_due = float("-inf")
         self._facts_due = float("-inf")
         self.address = ""
         self.notes: tuple[str, ...] = ()
@@ -130,6 +134,9 @@ class Leader:
         if now >= self._catalog_due:
             await self._read_catalog()
             self._catalog_due = now + CATALOG_S
+        if now >= self._work_due:
+            self.live.batch_work = await asyncio.to_thread(self._parts.batch_work)
+            self._work_due = now + WORK_S
         self._note_silence(now)
         await self.applier.flush()
         picture = snapshots.collect(self.live, self._time, self._parts.options)

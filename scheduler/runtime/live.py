@@ -8,7 +8,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 
-from scheduler.contracts import fleet, ids, slurm, wire
+from scheduler.contracts import fleet, ids, ports, slurm, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.core import autoscale, backoff, floors, ladder, replicas, snapshot
 from scheduler.runtime import arrivals, entries, hosts, scaling
@@ -54,6 +54,7 @@ class Live:
         self.ladder_memory: Mapping[str, ladder.Memory] = {}
         self.scale_memory: Mapping[tuple[str, str], autoscale.Memory] = {}
         self.lent_at: float | None = None
+        self.batch_work: Mapping[str, ports.BatchWork] = {}
         self.scheduled: tuple[floors.Floor, ...] = ()
         self.starts = scaling.Starts()
         self.rates = arrivals.Rates()

@@ -4,14 +4,16 @@ import asyncio
 import dataclasses
 import logging
 import math
+import statistics
 from collections.abc import Iterable
 from concurrent import futures
 
 from scheduler.contracts import clock, fleet, ids, slurm
-from scheduler.core import snapshot
+from scheduler.core import lending, snapshot
 from scheduler.runtime import live, settings
 
 log = logging.getLogger(__name__)
+TOKENS_PER_S = 1_000.0  # of a replica that does batch, while none has said
 HURRY_S = 0.5  # between polls while a lease is on its way in or out
 
 
@@ -133,6 +135,7 @@ def collect(picture: live.Live, time: clock.Clock, options: settings.Settings) -
         gpus=options.fleet_gpus,
         rates=picture.rates.by_model(),
         scheduled=picture.scheduled,
+        backlogs=_backlogs(picture, time.wall_us()),
         scale_memory=picture.scale_memory,
         lent_at=picture.lent_at,
     )
@@ -153,6 +156,24 @@ def _bounded(picture: live.Live) -> tuple[snapshot.Deployment, ...]:
         else:
             found.append(deployment)
     return tuple(found)
+
+
+def _backlogs(picture: live.Live, now_us: int) -> dict[str, lending.Backlog]:
+    """Return each model's batch work, in seconds of one replica at the pace of those that do batch now."""
+    found: dict[str, lending.Backlog] = {}
+    for model, work in picture.batch_work.items():
+        paces = [
+            known.replica.stats.tokens_per_s
+            for known in picture.replicas.values()
+            if known.replica.spec.model == model
+            and known.replica.stats is not None
+            and known.replica.stats.batch
+            and known.replica.stats.tokens_per_s > 0
+        ]
+        pace = statistics.median(paces) if paces else TOKENS_PER_S
+        left_s = (work.deadline_us - now_us) / 1_000_000 if work.deadline_us else math.inf
+        found[model] = lending.Backlog(work.output_tokens / pace, left_s, work.lines)
+    return found
 
 
 def _left_s(lease: fleet.Lease, now_us: int) -> float:

@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from scheduler.contracts import fleet, requests
+from scheduler.contracts import fleet, ports, requests
 from scheduler.runtime import schedules, settings
 from tests import brokersite
 
@@ -75,3 +75,25 @@ async def test_a_schedule_keeps_its_floor_warm_from_before_it_begins(tmp_path: P
             found.append(len(site.running()))
         assert found[-1] == 2  # before it begins
         assert found.index(2) >= 38
+
+
+async def test_what_callers_do_not_need_is_lent_to_batch_and_taken_back(tmp_path: Path) -> None:
+    """Batch gets a backfill lease of its own; without work it is given back."""
+    site = brokersite.Site(
+        tmp_path,
+        ELASTIC,
+        options=dataclasses.replace(QUICK, fleet_gpus=8, lend_every_s=0.0, min_run_s=0.0),
+    )
+    work = {"chat": ports.BatchWork(10_000, 2_560_000)}
+    site.parts = dataclasses.replace(site.parts, batch_work=lambda: work)
+    async with site.lead() as leader:
+        for _ in range(20):
+            await site.step(leader, 1.0)
+        kinds = sorted(entry.lease.kind for entry in leader.live.leases.values())
+        assert kinds == ["backfill", "serve"], leader.notes
+        roles = sorted(known.wanted_role for known in leader.live.replicas.values())
+        assert roles == ["batch", "shared"]
+        work.clear()
+        for _ in range(30):
+            await site.step(leader, 1.0)
+        assert [entry.lease.kind for entry in leader.live.leases.values()] == ["serve"]
