@@ -5,11 +5,12 @@ import datetime
 import io
 import json
 import re
+from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
 
-from accounting import facct, spool
+from accounting import facct, freport, spool
 from scheduler.contracts import clock
 from tests.unit.accounting import samples, test_commands, world
 
@@ -98,6 +99,21 @@ def test_a_name_with_a_comma_is_quoted_in_a_list(api: test_commands.Gateway) -> 
     argv = ["-A", '"a, b",red', "-X", "-P", "-n", "-o", "jobid", "-j", "q-formula,q0"]
     facct.facct(argv, api=api, out=out, err=err, env={}, now=test_commands.NOW, tz=datetime.UTC)
     assert sorted(out.getvalue().split()) == ["q-formula", "q0"]
+
+
+def test_a_statement_of_a_team_with_a_comma_is_that_teams(
+    api: test_commands.Gateway, tmp_path: Path
+) -> None:
+    target, out, err = tmp_path / "ab.html", io.StringIO(), io.StringIO()
+    argv = ["team", "--month", "2026-11", "-A", '"a, b"', "--html", str(target)]
+    code = freport.freport(
+        argv, api=api, out=out, err=err, env={}, now=test_commands.NOW, tz=datetime.UTC
+    )
+    assert (code, err.getvalue()) == (0, "")
+    page = target.read_text()
+    assert page.count("<section>") == 1
+    assert "<h1>a, b</h1>" in page
+    assert "<dt>Requests</dt><dd>1</dd>" in page
 
 
 def test_a_terminal_without_unicode_still_gets_every_row(api: test_commands.Gateway) -> None:
