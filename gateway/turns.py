@@ -144,7 +144,7 @@ class Turns:
             passed = self._waiters[head.request_id]
             return self._placer.takes(passed.asking, passed.needs, replica_id)
 
-        model.reserving.granted((ticket.tier, ticket.shape), could, now)
+        model.reserving.granted((ticket.tier, ticket.shape), ticket.team, could, now)
         self._waiters[ticket.request_id].turn(grant, now)
 
     def _reserve(self, name: str, model: model_queue.ModelQueue, now: float) -> None:
@@ -205,9 +205,11 @@ class Turns:
         placed = None if like in tried else self._placer.place(asking, needs, left)
         if placed is None:
             tried.add(like)
+            lane = asking.tier, shape
             if left or asking.avoid:
+                model.reserving.missed(lane, asking.team)
                 return admission.Pass.TEAM
-            model.reserving.missed((asking.tier, shape))
+            model.reserving.missed(lane)
             return None
         waiter.placed = placed
         return self.granted(model, waiter, placed.replica, placed.guard)

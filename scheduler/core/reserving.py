@@ -37,25 +37,32 @@ class Reserving:
 
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s
-        self._missed: dict[Lane, None] = {}
+        self._missed: dict[Lane, str | None] = {}
         self._passed: dict[Lane, float] = {}
         self.kept: Kept | None = None
 
-    def missed(self, lane: Lane) -> None:
-        """Note that the head of a lane was asked and found no room."""
-        if lane not in self._passed:
-            self._missed[lane] = None
+    def missed(self, lane: Lane, team: str | None = None) -> None:
+        """Note that the head of a lane was asked and found no room.
 
-    def granted(self, lane: Lane, could: Callable[[Lane], bool], now: float) -> None:
+        Args:
+            lane: the lane.
+            team: of the head where it leaves room to other teams: only its own can pass it by.
+        """
+        if lane not in self._passed:
+            self._missed[lane] = team
+
+    def granted(self, lane: Lane, team: str, could: Callable[[Lane], bool], now: float) -> None:
         """Note that a lane's head was placed: those asked before it were passed by.
 
         Args:
             lane: whose head it was.
+            team: the head's.
             could: whether a lane's head might have gone to the same replica, had there been room.
             now: monotonic seconds.
         """
         self.forget(lane)
-        for each in [each for each in self._missed if could(each)]:
+        passed = [each for each, own in self._missed.items() if own in (None, team) and could(each)]
+        for each in passed:
             self._passed[each] = now
             del self._missed[each]
 

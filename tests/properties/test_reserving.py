@@ -148,6 +148,29 @@ async def test_without_a_reservation_it_would_wait_for_ever(
     assert math.isfinite(waited_s) is placed
 
 
+async def test_a_team_that_leaves_room_to_others_is_not_passed_by_by_itself(
+    fake_clock: clock.FakeClock,
+) -> None:
+    """It crowds the model, so its wide request leaves room; its own small ones take what it leaves."""
+    model = Model(fake_clock, [4, 4, 4, 4], staggered(4), reserve_after_s=AFTER_S)
+    wide: local_waiter.LocalWaiter | None = None
+    others: list[local_waiter.LocalWaiter] = []
+    for step in range(400):
+        if not step % 8:
+            others.append(model.ask(I, "other"))
+        for waiter in [waiter for waiter in others if waiter.open is not None]:
+            others.remove(waiter)
+            model.room.leave(waiter, quota.Spent(10, 0, 10))
+        await model.step(I, "flood")
+        if step == 20:
+            wide = model.ask(I, "flood", 4)
+        if wide is not None and wide.open is not None:
+            break
+    assert wide is not None
+    assert wide.open is not None
+    assert step < 140  # 30 s
+
+
 async def test_standard_gets_its_room_under_a_flood_of_interactive(
     fake_clock: clock.FakeClock,
 ) -> None:
