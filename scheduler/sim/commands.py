@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from scheduler.contracts import command_line
-from scheduler.sim import charts, plan, policies, run, scenario
+from scheduler.sim import charts, pair, plan, policies, run, scenario
 
 
 def plan_main(argv: Sequence[str], *, out: TextIO, err: TextIO) -> int:
@@ -55,6 +55,11 @@ def simulate_main(argv: Sequence[str], *, out: TextIO, err: TextIO) -> int:
                     f"--policy {name}: no such policy; known are {known}"
                 )
         try:
+            if asked.beside:
+                other = dataclasses.replace(_load(asked.beside), hours=site.hours)
+                other = dataclasses.replace(other, start_hour=site.start_hour).scaled(asked.factor)
+                _beside(site, other, names[0], out)
+                return 0
             done = {name: run.simulate(site, name) for name in names}
         except scenario.ScenarioError as error:
             raise command_line.CommandError(str(error)) from error
@@ -78,6 +83,15 @@ def simulate_main(argv: Sequence[str], *, out: TextIO, err: TextIO) -> int:
     return command_line.run("forebay simulate", body, err=err)
 
 
+def _beside(site: scenario.Scenario, other: scenario.Scenario, policy: str, out: TextIO) -> None:
+    """Run two clusters side by side, with overflow of batch and without."""
+    found = {
+        "overflow": pair.simulate((site, other), policy),
+        "apart": pair.simulate((site, other), policy, overflows=False),
+    }
+    print(json.dumps(found), file=out)
+
+
 def _simulate_parser() -> command_line.Parser:
     made = command_line.Parser(
         "forebay simulate",
@@ -98,6 +112,11 @@ def _simulate_parser() -> command_line.Parser:
     made.add_argument("--hours", type=float, help="how long; the scenario says otherwise")
     made.add_argument("--start-hour", type=float, help="hour of the day at which it begins")
     made.add_argument("--seed", type=int, help="of everything random")
+    made.add_argument(
+        "--beside",
+        metavar="SCENARIO",
+        help="a second cluster; batch may overflow to it; prints JSON",
+    )
     made.add_argument("--plot", type=Path, metavar="FILE", help="write a PNG")
     made.add_argument("--json", action="store_true", help="print JSON")
     return made

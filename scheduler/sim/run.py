@@ -3,6 +3,7 @@
 import dataclasses
 import heapq
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,21 @@ def simulate(
     site: scenario.Scenario, name: str, *, tick_s: float = CALM_TICK_S
 ) -> tuple[dict[str, Any], tally.Tally]:
     """Run a scenario under a policy; returns its figures and the books behind them."""
+    here, slices = begin(site, name, tick_s)
+    for _ in slices:
+        pass
+    return here.books.result(), here.books
+
+
+def begin(
+    site: scenario.Scenario, name: str, tick_s: float = CALM_TICK_S
+) -> tuple[world.World, Iterator[float]]:
+    """Return a warm site, and what runs it one slice after another (each yields its end)."""
     policy = policies.POLICIES[name]
     start = site.start_hour * 3600
-    begin = start + min(WARMUP_S, site.hours * 3600 * 0.1)
-    end = begin + site.hours * 3600
-    books = tally.Tally(site, begin)
+    counted = start + min(WARMUP_S, site.hours * 3600 * 0.1)
+    end = counted + site.hours * 3600
+    books = tally.Tally(site, counted)
     leases = math.ceil(site.fleet.gpus / site.fleet.gpus_per_node)
     settings = policies.Planner(
         rungs=policy.rungs,
@@ -48,8 +59,7 @@ def simulate(
     _batch_work(here, start, end)
     _warm(here)
     here.cluster.begin(start)
-    _loop(here, start, end, tick_s)
-    return books.result(), books
+    return here, _loop(here, start, end, tick_s)
 
 
 def history(site: scenario.Scenario) -> dict[str, forecast.Curve]:
@@ -148,7 +158,7 @@ def _warm(here: world.World) -> None:
     here.instant = here.cluster.instant = False
 
 
-def _loop(here: world.World, start: float, end: float, tick_s: float) -> None:
+def _loop(here: world.World, start: float, end: float, tick_s: float) -> Iterator[float]:
     """Run until ``end``: requests, engines, Slurm and plans in the order of their times."""
     events = here.events
     arrived = here.arrived
@@ -182,6 +192,7 @@ def _loop(here: world.World, start: float, end: float, tick_s: float) -> None:
                 elif what.event == version:
                     here.now = at
                     _step(here, what)
+        yield edge
 
 
 def _step(here: world.World, one: state.Running) -> None:

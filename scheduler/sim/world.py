@@ -99,7 +99,7 @@ class World(lives.Lives):
             curves=self.curves,
             week_s=now % forecast.WEEK_S,
             backlogs={
-                model.name: self._backlog(n)
+                model.name: self.batch_backlog(n)
                 for n, model in enumerate(self.site.models)
                 if self.backlog[n]
             },
@@ -157,7 +157,8 @@ class World(lives.Lives):
             )
         return snapshot.Deployment(self.specs[n], 0, role, scaling=scaling)
 
-    def _backlog(self, n: int) -> lending.Backlog:
+    def batch_backlog(self, n: int) -> lending.Backlog:
+        """Return a model's batch work."""
         work = sum(tokens for _, tokens in self.backlog[n]) / self.batch_rate[n]
         return lending.Backlog(work, self.backlog[n][0][0] - self.now)
 

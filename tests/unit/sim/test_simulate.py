@@ -11,7 +11,7 @@ import pytest
 from scheduler.contracts import fleet
 from scheduler.core import plan, sizing
 from scheduler.runtime import settings
-from scheduler.sim import commands, policies, run, scenario, tally, traffic, world
+from scheduler.sim import commands, pair, policies, run, scenario, tally, traffic, world
 
 SMALL = sizing.Shape(32, 8, 128, 2, 16)
 LARGE = sizing.Shape(80, 8, 128, 2, 70, gpus=4)
@@ -30,7 +30,7 @@ def site(**changes: Any) -> scenario.Scenario:
             scenario.Model("judge", SMALL, STEP, floor=0, batch=batch),
         ),
         start_hour=13,
-        hours=0.15,
+        hours=0.1,
     )
     return dataclasses.replace(base, **changes)
 
@@ -50,9 +50,9 @@ def test_every_request_ends_and_no_gpu_is_counted_twice(policy: str) -> None:
 
 
 def test_the_same_seed_gives_the_same_day_and_another_one_does_not() -> None:
-    first, _ = run.simulate(site(), "full")
-    again, _ = run.simulate(site(), "full")
-    other, _ = run.simulate(site(seed=2), "full")
+    first, _ = run.simulate(site(hours=0.03), "full")
+    again, _ = run.simulate(site(hours=0.03), "full")
+    other, _ = run.simulate(site(hours=0.03, seed=2), "full")
     assert first == again
     assert first != other
 
@@ -75,8 +75,8 @@ def test_plans_are_made_by_the_core_and_keep_to_the_fleet(monkeypatch: pytest.Mo
         return made
 
     monkeypatch.setattr(plan, "plan", watched)
-    run.simulate(site(), "full")
-    assert seen["plans"] > 200
+    run.simulate(site(hours=0.05), "full")
+    assert seen["plans"] > 80
 
 
 def test_defaults_of_the_planner_are_those_of_the_broker() -> None:
@@ -90,6 +90,24 @@ def test_defaults_of_the_planner_are_those_of_the_broker() -> None:
             assert getattr(policies.Planner(), field.name) == getattr(broker, field.name), (
                 field.name
             )
+
+
+def test_batch_overflows_to_the_cluster_that_has_room_and_none_is_lost() -> None:
+    late = scenario.Batch(share=20.0, deadline_h=0.2, submit_hours=(0.0,))
+    full = dataclasses.replace(
+        site(), models=(dataclasses.replace(site().models[1], share=1.0, batch=late),)
+    )
+    idle = dataclasses.replace(
+        full, models=(dataclasses.replace(full.models[0], batch=scenario.Batch()),)
+    )
+    full, idle = (dataclasses.replace(each, hours=0.06) for each in (full, idle))
+    done = pair.simulate((full, idle), "full")
+    assert done["moves"]
+    assert {move["target"] for move in done["moves"]} == {"test-2"}
+    assert done["clusters"]["test-2"]["batch_tokens"] > 0
+    apart = pair.simulate((full, idle), "full", overflows=False)
+    assert not apart["moves"]
+    assert apart["clusters"]["test-2"]["batch_tokens"] == 0
 
 
 def test_a_partition_fits_the_fleet() -> None:
@@ -120,7 +138,7 @@ def test_a_cut_last_line_of_a_trace_is_left_out(tmp_path: Path) -> None:
 
 def test_the_command_prints_figures_and_json(tmp_path: Path) -> None:
     out, err = io.StringIO(), io.StringIO()
-    argv = ["azure-conversation", "--hours", "0.01", "--plot", str(tmp_path / "day.png")]
+    argv = ["azure-conversation", "--hours", "0.004", "--plot", str(tmp_path / "day.png")]
     assert commands.simulate_main(argv, out=out, err=err) == 0
     assert "TTFT p50/p95/p99" in out.getvalue()
     assert (tmp_path / "day.png").stat().st_size > 1000
