@@ -301,11 +301,12 @@ _ROWS = {
     schema.GPU: (
         f"CREATE VIEW gpu_rows AS SELECT * FROM gpu_all WHERE {_OVERLAP} "  # noqa: S608 - constants
         "QUALIFY row_number() OVER (PARTITION BY cluster, lease_id, run, seq "
-        "ORDER BY end_us DESC, start_us, gpus DESC) = 1"
+        "ORDER BY end_us DESC, start_us, gpus DESC, team, kind, node, slurm_job_id) = 1"
     ),
     schema.REPLICA_TIME: (
         f"CREATE VIEW replica_rows AS SELECT * FROM replica_time_all WHERE {_OVERLAP} "  # noqa: S608
         "QUALIFY row_number() OVER (PARTITION BY cluster, lease_id, replica_id, seq "
-        "ORDER BY end_us DESC, start_us, state) = 1"
+        "ORDER BY end_us DESC, start_us, state, gpus DESC, model, version, dedicated, measured DESC, "
+        "busy_us DESC, prefill_tokens DESC, decode_tokens DESC, steps DESC, slurm_job_id) = 1"
     ),
 }

@@ -192,3 +192,26 @@ def test_the_nightly_check_lists_leases_that_are_apart_and_keeps_all(tmp_path: P
     assert [lease["agrees"] for lease in kept["leases"]] == [True, False]
     later = midnight + 7 * samples.DAY_US
     assert reconcile.nightly(books.Books(tmp_path), port, later, tmp_path / "kept") == []  # type: ignore[arg-type]  # as above
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_rows_that_disagree_under_one_key_are_read_alike_in_any_order(
+    tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    """A take-over wrote a key again with other words: which one counts is not a matter of files."""
+    end = samples.NOON + 60 * SECOND
+    for name in order:
+        sink = spool.Spool(
+            tmp_path / "spool" / f"w{order.index(name)}", "w", clock=clock.FakeClock()
+        )
+        sink.append(samples.gpu(0, 60, node=f"n{name}", team=f"t{name}"))
+        sink.append(
+            samples.replica(
+                "serving", samples.NOON, end, busy_us=name, steps=9 - name, model=f"m{name}"
+            )
+        )
+        sink.close()
+    with books.Books(tmp_path).reading() as reading:
+        (lease,) = reading.query("SELECT node, team FROM gpu_rows")
+        (replica,) = reading.query("SELECT model, busy_us FROM replica_rows")
+    assert (lease, replica) == ({"node": "n0", "team": "t0"}, {"model": "m0", "busy_us": 0})
