@@ -108,7 +108,11 @@ async def measure(
             subject, do="closed", connections=32, requests=plan.closed, **limit
         ),
         "streams": await load.order(
-            subject, do="streams", connections=256, window_s=plan.window_s, limit_s=20.0
+            subject,
+            do="streams",
+            connections=subject.streams,
+            window_s=plan.window_s,
+            limit_s=20.0,
         ),
     }
 
@@ -174,7 +178,9 @@ async def run(plan: Plan, names: Sequence[str], env_dir: Path, folder: Path) -> 
                 _say(f"round {number + 1}: {subject.name}: {_short(figures)}")
         memories = {s.name: await memory(load, s, plan) for s in subjects if s.pid}
         versions = {s.name: s.version for s in subjects if s.version}
-    found = {**summary(rounds), **_memory(memories), "versions": versions, "rounds": rounds}
+        streams = {s.name: s.streams for s in subjects}
+    found = {**summary(rounds), **_memory(memories), "versions": versions, "streams": streams}
+    found["rounds"] = rounds
     return {**found, "dropped": dropped}
 
 

@@ -50,7 +50,9 @@ def _event(delta: dict[str, str], reason: str | None = None) -> bytes:
 
 
 _FIRST = _event({"role": "assistant", "content": ""})
-TOKEN = _event({"content": " water"})
+# Two in turn: LiteLLM ends a stream that says the same a hundred times as a fault of the model.
+_TOKENS = [_event({"content": content}) for content in (" water", " level")]
+TOKEN = _TOKENS[0]
 _LAST = _event({}, "length")
 _DONE = b"data: [DONE]\n\n"
 _PROMPT = frames.Frame.of(frames.Kind.PROMPT, token_ids=range(PROMPT_TOKENS)).encode()
@@ -88,8 +90,9 @@ WHOLE_FRAMED = (
 )
 STREAM_BEGIN = _chunk(_PROMPT + _data(_FIRST))
 _WHOLE_PLAIN = _json(_WHOLE)
-TOKEN_FRAMED = _chunk(_data(TOKEN, 7, chars=6))
-_TOKEN_PLAIN = _chunk(TOKEN)
+_FRAMED_TOKENS = tuple(_chunk(_data(event, 7, chars=6)) for event in _TOKENS)
+TOKEN_FRAMED = _FRAMED_TOKENS[0]
+_PLAIN_TOKENS = tuple(map(_chunk, _TOKENS))
 _MODELS = _json(
     json.dumps(
         {"object": "list", "data": [{"id": "chat", "object": "model", "max_model_len": 8192}]}
@@ -168,7 +171,7 @@ class Engine(asyncio.Protocol):
                 self._write(_chunk(_LAST + _DONE) + b"0\r\n\r\n")
             return
         if not self._paused:  # an engine sends nothing to who does not read
-            self._write(TOKEN_FRAMED if self._framed else _TOKEN_PLAIN)
+            self._write((_FRAMED_TOKENS if self._framed else _PLAIN_TOKENS)[left & 1])
         self._timer = self._loop.call_later(TOKEN_S, self._tick, left - 1, tokens)
 
     def _write(self, data: bytes) -> None:

@@ -45,7 +45,7 @@ def tables(result: Mapping[str, Any]) -> str:
     )
     rows = [
         "| | CPU a request, µs | the same, one at a time | added p50, ms | added p99, ms | requests/s at 32 "
-        "| CPU a token, µs | tokens/s, 256 streams | RSS, MiB: start → half → end |",
+        "| CPU a token, µs | tokens/s (streams) | RSS, MiB: start → half → end |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     rows += [_row(result, name) for name in names]
@@ -81,7 +81,7 @@ def _row(result: Mapping[str, Any], name: str) -> str:
         f"{added['p99']:.2f}" if routed else "–",
         spread("closed", "requests_per_s", "{:.0f}".format),
         spread("streams", "cpu_us_per_token", "{:.1f}".format) if routed else "–",
-        spread("streams", "tokens_per_s", "{:.0f}".format),
+        f"{spread('streams', 'tokens_per_s', '{:.0f}'.format)} ({result['streams'][name]})",
         " → ".join(f"{memory[key]:.0f}" for key in ("start", "half", "end")) if memory else "–",
     ]
     return f"| {_NAMES[name]} | {' | '.join(cells)} |"

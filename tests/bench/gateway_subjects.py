@@ -13,6 +13,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 PEERS = {"vllm_router": "vllm-router", "smg": "smg", "litellm": "litellm"}
+STREAMS = 256
+# A token costs LiteLLM about a millisecond, so 256 streams of 50 tokens/s would be ten times what one worker
+# passes on: most would never begin, and the rest measure a queue. This many leave it half idle.
+_CARRIED = {"litellm": 8}
 _READY_S = 180.0
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,6 +35,7 @@ class Subject:
         version: its distribution's version.
         pid: the root of its processes; 0 for no router at all.
         headers: what its requests carry besides.
+        streams: how many it is given at once; fewer where one worker can't carry `STREAMS`.
     """
 
     name: str
@@ -38,6 +43,7 @@ class Subject:
     version: str = ""
     pid: int = 0
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    streams: int = STREAMS
 
 
 def free_port() -> int:
@@ -133,7 +139,8 @@ async def peer(
     async with process(argv, log, quiet) as started:
         drain = asyncio.create_task(_drain(started))
         try:
-            yield Subject(name, f"127.0.0.1:{port}", peer_version(name, env_dir), started.pid)
+            version, streams = peer_version(name, env_dir), _CARRIED.get(name, STREAMS)
+            yield Subject(name, f"127.0.0.1:{port}", version, started.pid, streams=streams)
         finally:
             drain.cancel()
 
