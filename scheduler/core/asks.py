@@ -87,11 +87,11 @@ def ask(
 
 
 def held_gpus(snap: snapshot.Snapshot, rolling: frozenset[str]) -> int:
-    """Return the GPUs of leases that are held or asked for; a lease that rolls does not count."""
+    """Return the GPUs of leases that are held or asked for, without those that are given back or roll."""
     return sum(
         held.lease.gpus
         for held in snap.leases
-        if held.lease.state is not fleet.LeaseState.ENDED
+        if held.lease.state not in {fleet.LeaseState.CLOSING, fleet.LeaseState.ENDED}
         and held.lease.lease_id not in rolling
         and not held.leaving
     )

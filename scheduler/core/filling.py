@@ -18,13 +18,15 @@ from scheduler.core import (
     members,
     packing,
     placement,
+    reclaim,
     rollover,
     snapshot,
     targets,
+    unwanted,
 )
 
 
-class Settings(asks.Settings, leases.Settings, rollover.Settings, Protocol):
+class Settings(asks.Settings, leases.Settings, rollover.Settings, unwanted.Settings, Protocol):
     """What filling needs to be told."""
 
     @property
@@ -40,11 +42,6 @@ class Settings(asks.Settings, leases.Settings, rollover.Settings, Protocol):
     @property
     def idle_lease_s(self) -> float:
         """Seconds after which an empty lease is given back."""
-        ...
-
-    @property
-    def start_timeout_s(self) -> float:
-        """Seconds within which a replica must serve."""
         ...
 
     @property
@@ -70,20 +67,6 @@ class _Gap:
     why: str
 
 
-def late(snap: snapshot.Snapshot, settings: Settings) -> Iterator[actions.StopReplica]:
-    """Replicas that do not come up, and those that an admin wants gone."""
-    for known in snap.replicas:
-        if not known.run:
-            continue
-        coming = known.replica.state in {fleet.ReplicaState.STARTING, fleet.ReplicaState.WARM}
-        if coming and known.age_s > settings.start_timeout_s:
-            reason = f"not serving after {known.age_s:.0f} s"
-            yield actions.StopReplica(known.replica.replica_id, 0.0, reason, failed=True)
-        elif known.drain_asked:
-            reason = "an admin drains it"
-            yield actions.StopReplica(known.replica.replica_id, settings.drain_s, reason)
-
-
 def fill(
     snap: snapshot.Snapshot,
     settings: Settings,
@@ -93,7 +76,7 @@ def fill(
 ) -> Iterator[actions.Action]:
     """Start what is missing, stop what is too much, ask for leases and give them back."""
     rolling = rollover.rolling(snap, settings)
-    stopping: set[ids.ReplicaId] = {action.replica_id for action in late(snap, settings)}
+    stopping: set[ids.ReplicaId] = {action.replica_id for action in unwanted.late(snap, settings)}
     gaps: list[_Gap] = []
     for deployment in snap.deployments:
         mine = [
@@ -108,21 +91,44 @@ def fill(
                 yield action
             if gap is not None:
                 gaps.append(gap)
-    yield from _undeployed(snap, settings)
+    yield from unwanted.undeployed(snap, settings)
     for stop in _rolled(snap, settings, wanted, counted, rolling):
         stopping.add(stop.replica_id)
         yield stop
+    taken = _taken_back(snap, settings, gaps, stopping)
+    yield from taken
+    gone = rolling | {action.lease_id for action in taken}
     available = placement.rooms(
         snap,
         silent_s=settings.agent_silent_s,
         stopping=stopping,
-        closed={ids.LeaseId(lease_id) for lease_id in rolling},
+        closed={ids.LeaseId(lease_id) for lease_id in gone},
     )
     scaled = sorted(gaps, key=lambda gap: -gap.deployment.spec.gpus)
     for gap in scaled if any(g.deployment.scaling for g in gaps) else gaps:
-        yield from _grow(snap, settings, notes, gap, available, rolling, stopping)
+        yield from _grow(snap, settings, notes, gap, available, gone, stopping)
     if snap.jobs is not None:
-        yield from _give_back(snap, settings, available, rolling)
+        closing = {action.lease_id for action in taken}
+        for close in _give_back(snap, settings, available, rolling):
+            if close.lease_id not in closing:
+                yield close
+
+
+def _taken_back(
+    snap: snapshot.Snapshot,
+    settings: Settings,
+    gaps: Sequence[_Gap],
+    stopping: set[ids.ReplicaId],
+) -> list[actions.CloseLease]:
+    """Return the backfill leases that are closed for what is missing in serve leases."""
+    if snap.jobs is None or 3 not in settings.rungs:
+        return []
+    wanted = sum(
+        gap.missing * gap.deployment.spec.gpus
+        for gap in gaps
+        if gap.kind is fleet.LeaseKind.SERVE and gap.deployment.scaling is not None
+    )
+    return list(reclaim.take_back(snap, wanted, stopping))
 
 
 def _parts(
@@ -216,15 +222,6 @@ def _gathered(pool: Sequence[snapshot.KnownReplica]) -> "_Key":
 
 class _Key(Protocol):
     def __call__(self, known: snapshot.KnownReplica) -> tuple[bool, bool, int, str]: ...
-
-
-def _undeployed(snap: snapshot.Snapshot, settings: Settings) -> Iterator[actions.Action]:
-    known_models = {deployment.key for deployment in snap.deployments}
-    for known in snap.replicas:
-        if known.run and known.key not in known_models:
-            model, version = known.key
-            reason = f"{model} {version} is not deployed any more"
-            yield actions.StopReplica(known.replica.replica_id, settings.drain_s, reason)
 
 
 def _rolled(
@@ -369,7 +366,7 @@ def _give_back(
     settings: Settings,
     available: Sequence[placement.Room],
     rolling: frozenset[str],
-) -> Iterator[actions.Action]:
+) -> Iterator[actions.CloseLease]:
     """Close leases that nothing is in, nothing of this plan needs, and that have been so for a while."""
     used = {room.lease_id for room in available if room.used}
     holding = {known.replica.lease_id for known in snap.replicas if not known.parked}

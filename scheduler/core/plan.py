@@ -21,6 +21,7 @@ from scheduler.core import (
     rollover,
     snapshot,
     targets,
+    unwanted,
 )
 
 
@@ -61,7 +62,7 @@ def plan(snap: snapshot.Snapshot, settings: Settings) -> Plan:
     if snap.settling:
         notes.append("new leader: waiting for agents to come back")
         return Plan(tuple(todo), tuple(notes), snap.ladder_memory, snap.scale_memory, snap.lent_at)
-    todo += filling.late(snap, settings)
+    todo += unwanted.late(snap, settings)
     counted = members.counted(snap, rollover.rolling(snap, settings))
     wanted = targets.decide(snap, settings, counted)
     notes += wanted.notes

@@ -97,3 +97,35 @@ async def test_what_callers_do_not_need_is_lent_to_batch_and_taken_back(tmp_path
         for _ in range(30):
             await site.step(leader, 1.0)
         assert [entry.lease.kind for entry in leader.live.leases.values()] == ["serve"]
+
+
+async def test_a_spike_takes_the_backfill_lease_back_and_asks_at_the_same_time(
+    tmp_path: Path,
+) -> None:
+    """Rung 3, within two ticks: the lease is closed and the new one asked for in one plan."""
+    site = brokersite.Site(
+        tmp_path,
+        ELASTIC,
+        options=dataclasses.replace(QUICK, fleet_gpus=8, lend_every_s=0.0, min_run_s=0.0),
+    )
+    work = {"chat": ports.BatchWork(10_000, 2_560_000)}
+    site.parts = dataclasses.replace(site.parts, batch_work=lambda: work)
+    async with site.lead() as leader:
+        for _ in range(20):
+            await site.step(leader, 1.0)
+        done: list[tuple[int, str, str]] = []
+        for tick in range(10):
+            now = site.clock.monotonic()
+            leader.live.absorb_demand("g1", demand(40, 4, 100 * tick), now)
+            made = await site.step(leader)
+            done += [(tick, type(each).__name__, each.reason) for each in made.actions]
+        closed = [tick for tick, name, why in done if name == "CloseLease" and "rung 3" in why]
+        asked = [tick for tick, name, _ in done if name == "RequestLease"]
+        assert closed == asked == [closed[0]]
+        assert closed[0] <= 2
+        running = [
+            entry.lease.kind
+            for entry in leader.live.leases.values()
+            if entry.lease.state is fleet.LeaseState.RUNNING
+        ]
+        assert running == ["serve", "serve"]
