@@ -68,11 +68,13 @@ class Engine:
         "_heap",
         "_kv",
         "_line_ms",
+        "_mean",
         "_order",
         "_prompts",
         "_share",
         "_step_s",
         "_steps",
+        "_whole",
         "at",
         "backlog",
         "batch",
@@ -132,7 +134,8 @@ class Engine:
         self._step_s = 0.0
         self._share = 0.0  # of the time, spent in prefill
         s = step
-        mean = shape.prompt + shape.output / 2
+        self._whole = shape.prompt + shape.output
+        self._mean = mean = shape.prompt + shape.output / 2
         # What one batch sequence adds to a step: its token, its KV, and its part of the next prompt.
         self._line_ms = s.decode + s.kv * mean + s.prefill * shape.prompt / max(1.0, shape.output)
         self.fresh = True
@@ -274,39 +277,38 @@ class Engine:
         else:
             self._feed(decoding)
         ms = 0.0
+        batch = self.batch
         if self._prompts:
             head = self._prompts[0]
-            tokens = min(self.chunk, head.computed + head.done)
-            mean = self.shape.prompt + self.shape.output / 2
+            tokens = head.computed + head.done
+            tokens = min(tokens, self.chunk)
             ms = (
                 step.base
                 + step.prefill * tokens
-                + step.decode * (decoding + self.batch)
-                + step.kv * (self._kv + self.batch * mean)
+                + step.decode * (decoding + batch)
+                + step.kv * (self._kv + batch * self._mean)
             )
-        elif decoding or self.batch > 0:
-            ms = (
-                step.base + step.decode * decoding + step.kv * self._kv + self.batch * self._line_ms
-            )
+        elif decoding or batch > 0:
+            ms = step.base + step.decode * decoding + step.kv * self._kv + batch * self._line_ms
         self._step_s = ms / 1000
         self._when()
 
     def _when(self) -> None:
-        due = math.inf
-        if self._step_s > 0:
-            if self._prompts:
-                due = self._head
-            if self._heap:
-                due = min(due, self._heap[0][0] - self._steps)
-        self.next_at = self.at + max(0.0, due) * self._step_s if due < math.inf else math.inf
+        if self._step_s <= 0 or not (self._prompts or self._heap):
+            self.next_at = math.inf
+            return
+        due = self._head if self._prompts else math.inf
+        if self._heap:
+            left = self._heap[0][0] - self._steps
+            due = min(due, left)
+        self.next_at = self.at + due * self._step_s if due > 0 else self.at
 
     def _feed(self, decoding: int) -> None:
-        mean = self.shape.prompt + self.shape.output
-        hard = min(
-            self.seats - self.running - (0 if self.feed == "all" else self.reserve),
-            (self.kv_tokens - self.reserved) / mean,
-        )
-        hard = max(0.0, hard)
+        hard: float = self.seats - self.running - (0 if self.feed == "all" else self.reserve)
+        room = (self.kv_tokens - self.reserved) / self._whole
+        hard = min(hard, room)
+        if hard < 0:
+            hard = 0.0
         if self.batch > hard:
             self.abort_batch(hard)
         if self.feed == "all":
@@ -319,12 +321,14 @@ class Engine:
             - step.decode * decoding
             - step.kv * self._kv
         )
-        soft = min(hard, max(0.0, room / self._line_ms))
-        if soft >= self.batch:
-            self.batch = soft
-        else:
-            # Those that run end by themselves and are not followed.
-            self.batch = max(soft, self.batch * 0.98)
+        soft = room / self._line_ms
+        if soft > hard:
+            soft = hard
+        elif soft < 0:
+            soft = 0.0
+        # Those that run beyond what the step leaves room for end by themselves and are not followed.
+        slower = self.batch * 0.98
+        self.batch = soft if soft > slower else slower
 
     def _next_prompt(self) -> None:
         head = self._prompts[0]
