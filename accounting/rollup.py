@@ -76,6 +76,9 @@ _BUCKETS_AN_OCTAVE = 8
 
 WAIT_S = 5.0  # a writer holds the file for a fraction of a second
 _POLL_S = 0.02
+_MEMORY_MB = (
+    384  # DuckDB's own default is most of the machine, and a month's file is larger than this
+)
 
 
 class Busy(Exception):
@@ -140,6 +143,7 @@ def opened(path: Path, *, write: bool = False, wait_s: float | None = None) -> I
         raise FileNotFoundError(path)
     until = time.monotonic() + (WAIT_S if wait_s is None else wait_s)
     options: dict[str, Any] = {
+        "memory_limit": f"{_MEMORY_MB}MB",
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }

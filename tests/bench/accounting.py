@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -94,6 +95,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="write the tables into this file")
     parser.add_argument("--folder", type=Path, help="where the files go; the default is TMPDIR")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was written goes away
     base = args.folder or Path(tempfile.gettempdir())
     needed = args.rows * _BYTES_A_ROW * 3 // 2 + 6_000_000_000 * min(args.rows, _SMALL) // _SMALL
     free = shutil.disk_usage(base).free
