@@ -16,7 +16,7 @@ from tests.unit.engines import asgi
 
 SEATS, RESERVED = 2, 1
 SECRET = "contract-secret"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @dataclasses.dataclass(slots=True)

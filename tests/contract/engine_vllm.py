@@ -27,6 +27,7 @@ NEWEST, BEFORE = "0.32", "0.31"
 SECRET = "test-replica-secret"
 READY_S = 280.0  # importing takes 9 s on two idle cores, 40 s on busy ones, minutes at a load of 30
 START_S = 90.0  # a replica takes 1 to 8 s
+PATIENCE_S = 60.0  # for what takes milliseconds on an idle machine
 ARGUMENTS: Mapping[str, Any] = {
     "enforce-eager": True,
     "kv-cache-memory-bytes": "16M",
@@ -158,7 +159,7 @@ class Replica:
             state: dict[str, Any] = client.get("/forebay/state").raise_for_status().json()
         return state
 
-    def until(self, holds: Callable[[dict[str, Any]], bool], seconds: float = 10) -> dict[str, Any]:
+    def until(self, holds: Callable[[dict[str, Any]], bool], seconds: float = PATIENCE_S) -> dict[str, Any]:
         """Ask for the state until ``holds``."""
         until = time.monotonic() + seconds
         while True:
@@ -169,7 +170,7 @@ class Replica:
 
     def row(self, request_id: str) -> dict[str, Any]:
         """Return the one usage row of a request, once it is written."""
-        until = time.monotonic() + 10
+        until = time.monotonic() + PATIENCE_S
         while True:
             lines = self.rows_file.read_text().splitlines() if self.rows_file.exists() else []
             rows = [row for row in map(json.loads, lines) if row["request_id"] == request_id]

@@ -29,7 +29,7 @@ else:
         pytest.param("cli", marks=pytest.mark.slurm),
         pytest.param("rest", marks=pytest.mark.slurm),
     ]
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
