@@ -24,7 +24,7 @@ from gateway import (
     waiting,
 )
 from scheduler.contracts import errors, fleet, ids, quota, requests
-from scheduler.core import admission, drain, fairness, load, routing
+from scheduler.core import admission, fairness, load, routing
 
 TICK_S = 0.05
 TTFT_KEPT_S = 10.0
@@ -47,7 +47,7 @@ class LocalRoom:
         self._known: standing.Standing | None = None
         self._models: dict[str, model_queue.ModelQueue] = {}
         self._waiters: dict[str, local_waiter.LocalWaiter] = {}
-        self._absent_since: dict[tuple[str, str], float] = {}
+        self._grace = standing.Grace(deps.settings.no_replica_grace_s)
         self._ttft: collections.defaultdict[str, collections.deque[tuple[float, float]]] = (
             collections.defaultdict(lambda: collections.deque(maxlen=64))
         )
@@ -128,7 +128,7 @@ class LocalRoom:
             model.crowd.came(asking.team, now)
         self._waiters[asking.request_id] = waiter
         try:
-            self._admit(model, waiter, now)
+            self._turns.admit(model, waiter, now)
         except BaseException as error:
             self.leave(waiter)  # of whatever it has taken by now
             if isinstance(error, errors.ForebayError):
@@ -320,22 +320,6 @@ class LocalRoom:
             return routing.Outlook.NONE
         return self._known.outlook(model, version, self._placer.dead(self.now))
 
-    def _admit(
-        self, model: model_queue.ModelQueue, waiter: local_waiter.LocalWaiter, now: float
-    ) -> None:
-        """Place a request at once where nobody waits, else let it queue."""
-        asking, ticket = waiter.asking, waiter.ticket
-        if self._turns.at_once(model, waiter, now):
-            return
-        rate = model.rates[asking.tier].per_s(now)
-        answer = model.queue.offer(ticket, now=now, drain_per_s=rate)
-        if isinstance(answer, admission.Refused):
-            raise refusals.refusal(asking.model, asking.tier, answer)
-        for victim in answer.shed:
-            after = drain.retry_after_s(1, model.rates[victim.tier].per_s(now))
-            self._waiters[victim.request_id].settle(refusals.shed(victim.tier, after))
-        self._turns.give(asking.model)
-
     def _model(self, name: str) -> model_queue.ModelQueue:
         found = self._models.get(name)
         if found is None:
@@ -384,13 +368,7 @@ class LocalRoom:
 
     def _hopeless(self, model: str, version: str, now: float) -> bool:
         """Whether a version has had no replica, and none coming, for the whole grace time."""
-        key = (model, version)
-        if self.outlook(model, version) is not routing.Outlook.NONE:
-            if self._absent_since:
-                self._absent_since.pop(key, None)
-            return False
-        since = self._absent_since.setdefault(key, now)
-        return now - since >= self._deps.settings.no_replica_grace_s
+        return self._grace.over((model, version), self.outlook(model, version), now)
 
 
 def _mine(waiter: waiting.Waiter) -> local_waiter.LocalWaiter:

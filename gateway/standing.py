@@ -64,3 +64,23 @@ class Standing:
         if version is not None and not dead:
             return self.outlooks.get((model, version), routing.Outlook.NONE)
         return routing.outlook(self.of(model), model, version, dead)
+
+
+class Grace:
+    """How long versions have been without any replica, and whether their requests wait in vain.
+
+    Args:
+        grace_s: a restart takes so long, and is no reason to fail.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._absent_since: dict[tuple[str, str], float] = {}
+
+    def over(self, version: tuple[str, str], outlook: routing.Outlook, now: float) -> bool:
+        """Return whether a model's version has had no replica, and none coming, for the whole time."""
+        if outlook is not routing.Outlook.NONE:
+            if self._absent_since:
+                self._absent_since.pop(version, None)
+            return False
+        return now - self._absent_since.setdefault(version, now) >= self._grace_s

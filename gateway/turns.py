@@ -6,9 +6,9 @@
 import asyncio
 from collections.abc import Mapping
 
-from gateway import dependencies, local_waiter, model_queue, placing
+from gateway import dependencies, local_waiter, model_queue, placing, refusals
 from scheduler.contracts import fleet, requests
-from scheduler.core import admission, load, reserving
+from scheduler.core import admission, drain, load, reserving
 
 
 class Turns:
@@ -38,6 +38,26 @@ class Turns:
         self._waiters = waiters
         self._soon: set[str] = set()
         self.held_until = float("-inf")
+
+    def admit(
+        self, model: model_queue.ModelQueue, waiter: local_waiter.LocalWaiter, now: float
+    ) -> None:
+        """Place a request at once where nobody waits, else let it queue.
+
+        Raises:
+            errors.ForebayError: the queue would not have it.
+        """
+        asking = waiter.asking
+        if self.at_once(model, waiter, now):
+            return
+        rate = model.rates[asking.tier].per_s(now)
+        answer = model.queue.offer(waiter.ticket, now=now, drain_per_s=rate)
+        if isinstance(answer, admission.Refused):
+            raise refusals.refusal(asking.model, asking.tier, answer)
+        for victim in answer.shed:
+            after = drain.retry_after_s(1, model.rates[victim.tier].per_s(now))
+            self._waiters[victim.request_id].settle(refusals.shed(victim.tier, after))
+        self.give(asking.model)
 
     def at_once(
         self, model: model_queue.ModelQueue, waiter: local_waiter.LocalWaiter, now: float
