@@ -38,7 +38,8 @@ class Load:
     @property
     def idle(self) -> bool:
         """Whether nothing is in flight there."""
-        return not (self.urgent or self.batch or self.tokens or self.urgent_kv or self.batch_kv)
+        counts = self.urgent, self.batch, self.tokens, self.prefill, self.urgent_kv, self.batch_kv
+        return not any(counts)
 
 
 class Guard:
