@@ -159,7 +159,9 @@ class Replica:
             state: dict[str, Any] = client.get("/forebay/state").raise_for_status().json()
         return state
 
-    def until(self, holds: Callable[[dict[str, Any]], bool], seconds: float = PATIENCE_S) -> dict[str, Any]:
+    def until(
+        self, holds: Callable[[dict[str, Any]], bool], seconds: float = PATIENCE_S
+    ) -> dict[str, Any]:
         """Ask for the state until ``holds``."""
         until = time.monotonic() + seconds
         while True:
