@@ -168,6 +168,10 @@ class Lives(desk.Desk):
         self._done(one.model, batch)
         if not self.books.counting:
             return
+        if held.preempted > one.told_preempted:
+            # An aborted sequence leaves its seat with the step that runs.
+            self.books.reclaim[0].append(held.step_ms / 1000)
+            one.told_preempted = held.preempted
         mine = self.books.models[one.model]
         mine.busy_s += max(0.0, busy - wasted) * gpus
         mine.useful_s += batch / self.batch_rate[one.model] * gpus

@@ -35,7 +35,7 @@ def simulate(
                 gpu_s = _carry(worlds[source], worlds[target], move)
                 moved.append({**dataclasses.asdict(move), "gpu_s": round(gpu_s), "at_s": edges[0]})
     return {
-        "clusters": {name: here.books.result() for name, here in zip(names, worlds, strict=True)},
+        "clusters": {name: run.finish(here) for name, here in zip(names, worlds, strict=True)},
         "moves": moved,
     }
 

@@ -27,7 +27,14 @@ def simulate(
     here, slices = begin(site, name, tick_s)
     for _ in slices:
         pass
-    return here.books.result(), here.books
+    return finish(here), here.books
+
+
+def finish(here: world.World) -> dict[str, Any]:
+    """Close a run's books, jobs that were not done by their deadline among them; returns the figures."""
+    for jobs in here.backlog:
+        here.books.jobs_missed += sum(deadline <= here.now for deadline, _ in jobs)
+    return here.books.result()
 
 
 def begin(

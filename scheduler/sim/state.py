@@ -49,6 +49,7 @@ class Running:
     told_busy: float = 0.0
     told_wasted: float = 0.0
     told_batch: float = 0.0
+    told_preempted: float = 0.0
     ready_s: float = 0.0
     budget_s: float = 0.0
 
