@@ -10,6 +10,7 @@ from accounting import billing, books, manifest, rates, rolling, schema, setting
 from scheduler.contracts import clock
 from tests.unit.accounting import samples
 
+HOUR = 3_600_000_000
 DAY = 86_400_000_000
 OUTPUT = rates.Use.OUTPUT
 
@@ -97,3 +98,21 @@ def test_gpu_time_that_cannot_be_read_is_a_problem_of_the_bill(tmp_path: Path) -
     (tmp_path / "parquet" / file.path).write_bytes(b"x")
     (problem,) = made.month("2026-11").problems
     assert "damaged or gone" in problem
+
+
+def test_the_month_of_a_day_with_25_hours_has_each_hour_once(tmp_path: Path) -> None:
+    """October in Berlin ends an hour later by UTC than it begins: each hour is on one bill."""
+    made = billing.Billing(tmp_path, settings.Accounting(time_zone="Europe/Berlin"))
+    prices = rates.body("*", "*", {OUTPUT: 1_000_000}, 1)
+    made.add_rates(prices, author="a", reason="r", now_us=1)
+    for first, hours in (("09-30T18", 8), ("10-24T22", 26), ("10-31T20", 7)):
+        begin = us(f"2026-{first}:00:00")
+        served(tmp_path, first[:5], *range(begin, begin + hours * HOUR, HOUR))
+    months = ("2026-09", "2026-10", "2026-11")
+
+    def billed() -> list[int]:
+        return [sum(line.amount for line in made.month(month).lines) // 1_000 for month in months]
+
+    assert billed() == [4, 4 + 26 + 3, 4]
+    rolled(tmp_path, us("2026-11-02T00:00:00"))
+    assert billed() == [4, 4 + 26 + 3, 4]
