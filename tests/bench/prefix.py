@@ -26,7 +26,7 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.bench import gateway_subjects, prefix_replay
+from tests.bench import gateway_subjects, prefix_replay, prefix_report, report_marks
 from tests.bench import prefix_workload as workload
 from tests.bench.prefix_arms import ARMS, REPLICAS, Arm, replicas, started
 from tests.contract import engine_vllm
@@ -306,6 +306,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--env", type=Path, default=Path("build/bench-env"), help="vllm-router's")
     options = parser.parse_args(words)
     result = asyncio.run(run(options))
+    if options.report is not None:
+        report_marks.put(options.report, "prefix", prefix_report.tables(result))
     print(json.dumps(result))
     return 0
 
