@@ -276,8 +276,9 @@ class Daemon:
     async def _feed(self) -> None:
         while True:
             self._wake.clear()
-            while (run := self._pick()) is not None:
-                work = run.ready.popleft()
+            while (picked := self._pick()) is not None:
+                run, served = picked
+                work = run.ready.pop(served)
                 self._serial += 1
                 self._served[run.job.job_id] = self._serial
                 run.sent += 1
@@ -286,7 +287,7 @@ class Daemon:
                 run.tasks.add(task)
                 task.add_done_callback(run.tasks.discard)
             for run in self._runs.values():
-                if run.hungry:
+                if run.hungry(self._free):
                     task = self._spawn(self._refill(run))
                     run.tasks.add(task)
                     task.add_done_callback(run.tasks.discard)
@@ -299,26 +300,31 @@ class Daemon:
             )
         return self._windows[served]
 
-    def _pick(self) -> runner.JobRun | None:
+    def _free(self, served: str) -> bool:
+        """Whether a model takes a line more."""
+        return self._in_flight[served] < self._window(served).size
+
+    def _pick(self) -> tuple[runner.JobRun, str] | None:
+        """Choose whose line goes next, and of which model."""
         teams: collections.Counter[str] = collections.Counter()
         for run in self._runs.values():
             teams[run.job.team] += run.sent
-        may = [
-            run
-            for run in self._runs.values()
-            if run.ready
-            and not run.over.is_set()
-            and not run.stalled
-            and self._in_flight[run.ready[0].line.model]
-            < self._window(run.ready[0].line.model).size
-        ]
         most = self._options.team_lines
+        may = []
+        for run in self._runs.values():
+            if run.over.is_set() or run.stalled or (most and teams[run.job.team] >= most):
+                continue
+            free = filter(self._free, run.ready.models)
+            served = min(free, key=self._in_flight.__getitem__, default=None)
+            if served is not None:
+                may.append((run, served))
         return min(
-            (run for run in may if not most or teams[run.job.team] < most),
-            key=lambda run: (
-                teams[run.job.team] / max(_LEAST_SHARE, self._factors.get(run.job.team, 1.0)),
-                run.sent,
-                self._served[run.job.job_id],
+            may,
+            key=lambda each: (
+                teams[each[0].job.team]
+                / max(_LEAST_SHARE, self._factors.get(each[0].job.team, 1.0)),
+                each[0].sent,
+                self._served[each[0].job.job_id],
             ),
             default=None,
         )
@@ -347,7 +353,7 @@ class Daemon:
             run.waiting += 1
             await self._clock.sleep(delay)
             run.waiting -= 1
-            run.ready.appendleft(work)
+            run.ready.append(work, first=True)
             self._wake.set()
         else:
             run.look()

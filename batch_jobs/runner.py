@@ -9,7 +9,7 @@ import asyncio
 import collections
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from batch_jobs import (
@@ -30,7 +30,47 @@ from scheduler.contracts import frames
 _LOG = logging.getLogger(__name__)
 _FIRST = ("", b"")
 _LOW = 256  # lines that are ready when more are read
+_MOST_LINES = 2 * grouping.LINES  # that are kept while their models' fleets are full
+_MOST_BYTES = 2 * grouping.BYTES
 _COMMIT_RETRY_S = 1.0
+
+
+class Ready:
+    """Lines that may be sent now, by model: one whose fleet is full holds up no other's."""
+
+    def __init__(self) -> None:
+        self._by_model: dict[str, collections.deque[client.Work]] = {}
+        self._lines = 0
+        self.size = 0  # bytes of their bodies
+
+    def __len__(self) -> int:
+        return self._lines
+
+    @property
+    def models(self) -> Iterable[str]:
+        """The models that they are for."""
+        return self._by_model.keys()
+
+    def of(self, models: Iterable[str]) -> int:
+        """How many are for these models."""
+        return sum(len(self._by_model[name]) for name in models)
+
+    def append(self, work: client.Work, *, first: bool = False) -> None:
+        """Add one, behind the others of its model or before them."""
+        queue = self._by_model.setdefault(work.line.model, collections.deque())
+        (queue.appendleft if first else queue.append)(work)
+        self._lines += 1
+        self.size += len(work.payload)
+
+    def pop(self, name: str) -> client.Work:
+        """Take the first one of a model."""
+        queue = self._by_model[name]
+        work = queue.popleft()
+        if not queue:
+            del self._by_model[name]
+        self._lines -= 1
+        self.size -= len(work.payload)
+        return work
 
 
 class JobRun:
@@ -45,7 +85,7 @@ class JobRun:
     ) -> None:
         self.job = job
         self.source = source
-        self.ready: collections.deque[client.Work] = collections.deque()
+        self.ready = Ready()
         self.sent = 0
         self.waiting = 0
         self.tasks: set[asyncio.Task[None]] = set()
@@ -71,11 +111,19 @@ class JobRun:
         """The counts that the journal has on disk."""
         return self._durable
 
-    @property
-    def hungry(self) -> bool:
-        """Whether lines should be read from the file now."""
-        under_way = len(self.ready) < _LOW and self.waiting < self._options.max_window
-        return under_way and not (self._exhausted or self._reading or self.over.is_set())
+    def hungry(self, free: Callable[[str], bool]) -> bool:
+        """Whether lines should be read from the file now.
+
+        Args:
+            free: whether a model takes lines now; lines of those that do not are read past, within bounds.
+        """
+        if self._exhausted or self._reading or self.over.is_set():
+            return False
+        if self.waiting >= self._options.max_window:
+            return False
+        few = self.ready.of(filter(free, self.ready.models)) < _LOW
+        room = len(self.ready) < _MOST_LINES and self.ready.size < _MOST_BYTES
+        return len(self.ready) < _LOW or (few and room)
 
     def counts(self) -> model.Counts:
         """Return the counts as they are, on disk or not yet."""

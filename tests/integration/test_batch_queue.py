@@ -199,3 +199,37 @@ async def test_answers_come_as_parquet(stage: Stage, tmp_path: Path) -> None:
     answer = stage.api.client.get(f"/forebay/v1/jobs/{job_id}/output")
     assert answer.content[:4] == b"PAR1"
     assert len(world.file_lines(stage.state_dir, job_id, results.ERRORS)) == 1
+
+
+async def test_cancelled_while_it_is_finalized_a_job_ends_once_with_whole_files(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = results.build
+
+    def late(source: results.Source, ending: model.Ending, order: model.Order) -> results.Built:
+        assert stage.store.cancel(source.job_id, 5)
+        return build(source, ending, order)
+
+    monkeypatch.setattr(results, "build", late)
+    job_id = await stage.submit(lines("a", 7))
+    async with stage.runner():
+        job = await stage.store.ended(job_id)
+    assert (job.state, job.cancel_us) == (model.State.COMPLETED, 5)
+    assert len(world.file_lines(stage.state_dir, job_id, results.OUTPUT)) == 7
+    assert world.file_lines(stage.state_dir, job_id, results.ERRORS) == []
+
+
+async def test_several_models_and_adapters_in_one_job_have_windows_of_their_own(
+    stage: Stage,
+) -> None:
+    stage.gateway.stuck = {f"s{n}" for n in range(40)}
+    names = ("chat", "chat:poet", "small")
+    rows = b"".join(
+        world.line(f"{name}-{n}", model=name) for n in range(20) for name in names
+    ) + b"".join(world.line(f"s{n}", model="slow") for n in range(40))
+    job_id = await stage.submit(rows)
+    async with stage.runner():
+        await stage.store.until(job_id, lambda job: job.counts.ok == 60)
+        stage.store.cancel(job_id, 1)
+        job = await stage.store.ended(job_id)
+    assert (job.counts.ok, job.counts.failed) == (60, 40)

@@ -169,3 +169,18 @@ def test_seen_takes_little_memory() -> None:
     for number in range(100_000):
         seen.add(f"request-{number}")
     assert len(seen._table) <= 100_000 * 12 * 2.7
+
+
+def test_a_line_of_100_mb_costs_itself_alone_and_no_memory() -> None:
+    splitter = lines.Splitter(1 << 20)
+    found = [*splitter.feed(world.line("a"))]
+    most = 0
+    for _ in range(100):
+        found += splitter.feed(b"x" * (1 << 20))
+        most = max(most, len(splitter._rest))
+    found += splitter.feed(b"\n" + world.line("b"))
+    assert most <= 1 << 20
+    assert [(raw.number, raw.too_long) for raw in found] == [(1, False), (2, True), (3, False)]
+    bad = lines.parse(found[1], lines.Rules())
+    assert isinstance(bad, lines.BadLine)
+    assert bad.code == "line_too_long"
