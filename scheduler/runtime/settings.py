@@ -89,7 +89,7 @@ class Settings:
         "interactive and batch replicas live in leases of their own.",
     )
     scale_fill: float = settings.setting(
-        0.7,
+        0.6,
         "Share of what replicas can take that the autoscaler plans for; the rest is for bursts.",
         least=0.1,
         most=1,

@@ -20,7 +20,7 @@ class Planner:
     pressure_ticks: int = 2
     itl_slo_ms: float = 25.0
     rungs: tuple[int, ...] = (0, 1, 2, 3)
-    scale_fill: float = 0.7
+    scale_fill: float = 0.6
     scale_down_s: float = 300.0
     use_forecast: bool = True
     lend_every_s: float = 900.0
