@@ -8,7 +8,7 @@ before those of others.
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 
 from scheduler.contracts import errors
 
@@ -36,12 +36,12 @@ class Desk:
         self._places = asyncio.Semaphore(at_once)
         self._each = each
         self._wait_s = wait_s
-        self._own: dict[str, _Own] = {}
+        self._own: dict[Hashable, _Own] = {}
         self._open = 0
         self._most = at_once + _WAITING_AT_MOST
 
     @contextlib.asynccontextmanager
-    async def place(self, who: str) -> AsyncIterator[None]:
+    async def place(self, who: Hashable) -> AsyncIterator[None]:
         """Wait for a place of ``who`` and hold it.
 
         Raises:

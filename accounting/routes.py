@@ -300,7 +300,7 @@ def router(
         if isinstance(asked, errors.ForebayError):
             return answers.refused(asked)
         try:
-            async with places.place(f"{asked.caller.team} {asked.caller.user}"):
+            async with places.place((asked.caller.team, asked.caller.user)):
                 return await answers.answered(lambda: act(asked))
         except errors.Busy as error:
             return answers.refused(error)
