@@ -306,8 +306,12 @@ class Stream:
         exchange = self._exchange
         if not payload:
             return True
-        if self.begun:
-            return exchange.write(exchange.chunk(payload))
+        if self.begun:  # written out, as it is done for every token
+            if not exchange.disconnected:
+                if not exchange._http10:
+                    payload = b"%x\r\n%b\r\n" % (len(payload), payload)
+                exchange.transport.write(payload)
+            return exchange.disconnected or not exchange._flow.write_paused
         self.begun = True
         return exchange.write(exchange.stream_head(self._request_id) + exchange.chunk(payload))
 

@@ -79,6 +79,17 @@ class Reader:
         while at < len(data):
             if self.complete:
                 raise BadResponse("it says more than its answer")
+            if self._chunked and self.framed and not (self._left or self._trailer or self._cut):
+                # By far the most tokens come so, one whole chunk of whole frames: no further calls.
+                line = data.find(b"\r\n", at, at + _MAX_LINE)
+                size = _size(data[at:line]) if line > 0 else 0
+                stop = line + 2 + size
+                if size and stop + 2 <= len(data):
+                    done = frames.scan(data, line + 2, stop, found)
+                    if done < stop:
+                        self._cut += data[done:stop]
+                    at = stop + 2
+                    continue
             at = self._chunk(data, at, found) if self._chunked else self._plain(data, at, found)
         return found
 
