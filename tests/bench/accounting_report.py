@@ -34,7 +34,7 @@ def text(found: Mapping[str, Any]) -> str:
     ]
     more = [
         (
-            "writer alone: append, a sync for each 1,000 rows",
+            "the writer of it: append, each 1,000 rows waited for",
             f"{ingest['writer_rows_per_s']:,} rows/s",
         ),
         ("shipper while it had work: spool to Parquet", f"{ingest['ship_rows_per_s']:,} rows/s"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from accounting import books, manifest, records, schema, ship, spool
+from accounting import books, manifest, records, schema, segment, ship, spool
 from scheduler.contracts import clock, usage
 from tests.unit.accounting import samples
 
@@ -261,3 +261,20 @@ def test_schema_has_no_nulls_and_only_texts_and_integers() -> None:
         for field in schema.schema(table):
             assert not field.nullable
             assert str(field.type) == ("string" if field.name in records.TEXT_COLUMNS else "int64")
+
+
+def test_a_living_writers_segment_is_not_read_whole_at_each_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = spool.Spool(tmp_path / "spool", "w", clock=clock.FakeClock())
+    sink.append(samples.row())
+    (path,) = ship.segments(tmp_path)
+    now = clock.FakeClock(round(path.stat().st_mtime * 1e6))
+    with monkeypatch.context() as patch:
+        patch.setattr(segment, "scan_segment", lambda _: pytest.fail("read whole"))
+        assert ship.ship(tmp_path, now).segments == 0
+    header, is_closed = segment.peek(path)
+    assert (header["writer"], is_closed) == ("w", False)
+    sink.close()
+    assert segment.peek(path) == (header, True)
+    assert ship.ship(tmp_path, now).rows == 1
