@@ -158,6 +158,7 @@ class Error:
 _KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
 _SIZE = HEADER.size
 _unpack = HEADER.unpack_from
+_new = tuple.__new__
 
 
 class FrameError(ValueError):
@@ -210,15 +211,9 @@ def scan(data: bytes | bytearray, at: int, stop: int, found: list[Frame]) -> int
         end = text + size
         if end > stop:
             break
-        found.append(
-            Frame(
-                kind,
-                bytes(data[text:end]),
-                bytes(data[ids:held]),
-                choice,
-                chars,
-                bytes(data[held:text]) if ahead else b"",
-            )
-        )
+        held_back = bytes(data[held:text]) if ahead else b""
+        packed, payload = bytes(data[ids:held]), bytes(data[text:end])
+        # As `Frame(…)` does it, without its Python function: one for every token.
+        found.append(_new(Frame, (kind, payload, packed, choice, chars, held_back)))
         at = end
     return at
