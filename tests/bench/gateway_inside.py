@@ -5,11 +5,13 @@ syncs, metrics), except that its connections are made here: a client's request i
 the replica's answer is ready, what is written is thrown away. So nothing but the gateway's code and its
 rows is in the figures, and short rounds can be compared on a machine with other work: the least counts.
 
-Usage: ``python -m tests.bench.gateway_inside [--rounds 40] [--profile FILE]``; the last line is JSON.
+Usage: ``python -m tests.bench.gateway_inside [--rounds 200] [--report FILE]``; the last line is JSON.
+With a report it measures again under cProfile, and writes where the time goes between the report's marks.
 """
 
 import argparse
 import asyncio
+import contextlib
 import cProfile
 import gc
 import json
@@ -17,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,13 @@ import uvloop
 from uvicorn import server as uvicorn_server
 
 from gateway import app, assembly, dependencies, hotpath, protocol, server
-from tests.bench import gateway_forebay, gateway_load, gateway_mock
+from tests.bench import (
+    gateway_forebay,
+    gateway_load,
+    gateway_mock,
+    gateway_profile,
+    report_marks,
+)
 
 CONNECTIONS = 32
 REQUESTS = 32  # a round: short, so that some are not interrupted
@@ -112,7 +120,26 @@ class Count:
             self._done.set_result(None)
 
 
-async def measure(gateway: assembly.Gateway, token: str, rounds: int) -> dict[str, Any]:
+Profiles = Mapping[str, cProfile.Profile]
+
+
+@contextlib.contextmanager
+def watched(profiles: Profiles, name: str) -> Iterator[None]:
+    """Profile a block, if a profile of that name is wanted."""
+    profile = profiles.get(name)
+    if profile is None:
+        yield
+        return
+    profile.enable()
+    try:
+        yield
+    finally:
+        profile.disable()
+
+
+async def measure(
+    gateway: assembly.Gateway, token: str, rounds: int, profiles: Profiles
+) -> dict[str, Any]:
     """Measure one gateway's requests and tokens, in µs of CPU."""
     config = uvicorn.Config(app.create(gateway, ()), log_config=None, lifespan="off")
     config.load()
@@ -140,11 +167,12 @@ async def measure(gateway: assembly.Gateway, token: str, rounds: int) -> dict[st
     for number in range(rounds + 5):
         batches = [[next(texts) for _ in clients] for _ in range(REQUESTS // CONNECTIONS)]
         began = time.process_time()
-        for batch in batches:
-            answered = count.expect(CONNECTIONS)
-            for (made, _), body in zip(clients, batch, strict=True):
-                ask(made, body)
-            await answered
+        with watched(profiles, "request"):
+            for batch in batches:
+                answered = count.expect(CONNECTIONS)
+                for (made, _), body in zip(clients, batch, strict=True):
+                    ask(made, body)
+                await answered
         if number >= 5:
             each.append((time.process_time() - began) / REQUESTS * 1e6)
         await asyncio.sleep(0.005)
@@ -160,9 +188,10 @@ async def measure(gateway: assembly.Gateway, token: str, rounds: int) -> dict[st
     tokens: list[float] = []
     for _ in range(rounds):
         began = time.process_time()
-        for _ in range(TOKENS):
-            for stream in loop.streams:
-                stream.data_received(gateway_mock.TOKEN_FRAMED)
+        with watched(profiles, "token"):
+            for _ in range(TOKENS):
+                for stream in loop.streams:
+                    stream.data_received(gateway_mock.TOKEN_FRAMED)
         tokens.append((time.process_time() - began) / STREAMS / TOKENS * 1e6)
         await asyncio.sleep(0.005)
     sent = rounds * TOKENS * len(gateway_mock.TOKEN)
@@ -176,12 +205,8 @@ async def measure(gateway: assembly.Gateway, token: str, rounds: int) -> dict[st
     }
 
 
-def main() -> int:
-    """Run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--profile", type=Path, help="write cProfile's statistics here")
-    asked = parser.parse_args()
+def run(rounds: int, profiles: Profiles) -> dict[str, Any]:
+    """Run a gateway in this process and measure it."""
     found: dict[str, Any] = {}
 
     async def inside(deps: dependencies.Dependencies, **_: Any) -> None:
@@ -189,19 +214,33 @@ def main() -> int:
             await asyncio.sleep(0.3)  # the first view
             gc.collect()
             gc.freeze()
-            profile = cProfile.Profile() if asked.profile else None
-            if profile is not None:
-                profile.enable()
-            found.update(await measure(gateway, here.token, asked.rounds))
-            if profile is not None:
-                profile.disable()
-                profile.dump_stats(asked.profile)
+            found.update(await measure(gateway, here.token, rounds, profiles))
 
     server.serve = inside
     with tempfile.TemporaryDirectory(prefix="forebay-inside-") as name:
         here = gateway_forebay.Site(Path(name), ["127.0.0.1:1", "127.0.0.1:2"])
         with asyncio.Runner(loop_factory=Loop) as runner:
             runner.run(here.run(lambda news: None))
+    return found
+
+
+def main() -> int:
+    """Run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--report", type=Path, help="write where the time goes into this file")
+    asked = parser.parse_args()
+    found = run(asked.rounds, {})
+    if asked.report:
+        profiles = {name: cProfile.Profile() for name in found}
+        rounds = min(asked.rounds, 50)
+        run(rounds, profiles)
+        counts = {"request": (rounds + 5) * REQUESTS, "token": rounds * STREAMS * TOKENS}
+        tables = [
+            gateway_profile.table(f"A {name}", found[name], profiles[name], counts[name])
+            for name in found
+        ]
+        report_marks.put(asked.report, "parts", "\n\n".join(tables))
     print(json.dumps(found))
     return 0
 
