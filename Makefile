@@ -55,6 +55,7 @@ prove-gpu-hour: setup ## a real hour on a real Slurm cluster: GPU minutes add up
 .PHONY: bench-gateway
 bench-gateway: setup ## CPU, latency and memory a request and a token, beside vllm-router, smg and LiteLLM (QUICK=1, REPORT=1)
 	@.ci/bench-env
+	@$(if $(REPORT),build/bench-forebay/bin/python -m tests.bench.gateway_inside --report docs/bench/gateway.md >/dev/null)
 	@build/bench-forebay/bin/python -m tests.bench.gateway $(if $(QUICK),--quick) $(if $(REPORT),--report docs/bench/gateway.md)
 
 .PHONY: bench-prefix
