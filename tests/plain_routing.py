@@ -58,7 +58,8 @@ def choose(
             return answer(_least(ask, at, ranked, fit), "adapter is there")
     if not able:
         return None
-    return answer(_least(ask, at, everybody, able), "least work in flight")
+    wanted = [m for m in everybody if not ask.long or m.replica_id in longs]
+    return answer(_least(ask, at, wanted, able), "least work in flight")
 
 
 def _least(

@@ -135,7 +135,7 @@ class Group:
     """
 
     __slots__ = (
-        "_contexts", "_hints", "_inside", "_long_contexts", "_names", "_newest", "_positions",
+        "_contexts", "_hints", "_inside", "_long_at", "_long_contexts", "_names", "_newest", "_positions",
         "_ranked", "_seen",
         "least_context", "longs", "members", "named", "pool",
     )  # fmt: skip
@@ -155,6 +155,7 @@ class Group:
         # The largest contexts first; among equals by hash, so that a restart moves little.
         ranked = sorted(self.members, key=lambda m: (-m.replica.spec.max_context, m.seed))
         self.longs = frozenset(member.replica_id for member in ranked[:count])
+        self._long_at = [self.named[member.replica_id] for member in ranked[:count]]
         self._contexts = sorted(member.replica.spec.max_context for member in self.members)
         self._long_contexts = sorted(m.replica.spec.max_context for m in ranked[:count])
         self.least_context = self._contexts[0]
@@ -178,12 +179,15 @@ class Group:
         contexts = self._long_contexts if long else self._contexts
         return len(contexts) - bisect_left(contexts, context_tokens)
 
-    def keys(self, kv_tokens: int) -> Sequence[int]:
+    def keys(self, kv_tokens: int, *, long: bool = False) -> Sequence[int]:
         """Return the keys of members with room, least work first.
 
         Args:
             kv_tokens: a need of KV cache; many of those that lack it are left out, not all.
+            long: of those alone that long prompts go to.
         """
+        if long:
+            return self.of(self._long_at)
         order, inside = self.pool.order, self._inside
         having = self.pool.room
         start = bisect_left(having, kv_tokens << SHIFT)

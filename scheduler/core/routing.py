@@ -181,7 +181,7 @@ def choose(ask: Ask, at: Situation, policy: Policy = DEFAULT) -> Choice | None:
             member = field.least(keys)
             if member is not None:
                 return field.choice(member, reason)
-    member = field.least(group.keys(ask.kv_tokens))
+    member = field.least(group.keys(ask.kv_tokens, long=ask.long))
     return None if member is None else field.choice(member, "least work in flight")
 
 
@@ -213,11 +213,13 @@ class _Field:
 
         They are what others need: nobody waits for a step of theirs.
         """
-        free = 0
-        for at in self.group.resting():
-            free += self.wanted.has(self.members[at])
-            if free > left:
-                return
+        resting = [self.members[at] for at in self.group.resting()]
+        some = 2 * left  # usually enough of them have room
+        if len(resting) > left and (
+            len(self.wanted.those(resting[:some])) > left
+            or (len(resting) > some and len(self.wanted.those(resting)) > left)
+        ):
+            return
         self.wanted.resting = False
 
     def unsaturated(self, keys: Sequence[int], cached: float = 0.0) -> Sequence[int]:
@@ -311,7 +313,7 @@ def _hinted(field: _Field) -> Scored:
         return
     key, group = contenders.hash_of(field.ask.hint), field.group
     yield 1.0, field.unsaturated(group.of([group.highest(key)]))
-    keys = field.unsaturated(group.keys(field.ask.kv_tokens))
+    keys = field.unsaturated(group.keys(field.ask.kv_tokens, long=field.ask.long))
     fit = field.wanted.those([field.members[each & groups.AT] for each in keys])
     if fit:
         best = contenders.highest(fit, key)
