@@ -95,6 +95,7 @@ def test_a_replica_that_was_gone_before_is_no_fault_of_the_request() -> None:
         assert losses.after(missed, sent(), begun=False) is emitted.Next.RESTART
     assert losses.after(missed, sent(), begun=False) is emitted.Next.FAIL
     assert "can be reached" in losses.error().message
+    assert isinstance(losses.error(), errors.NoReplica)
 
 
 @pytest.mark.parametrize(
