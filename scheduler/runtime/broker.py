@@ -11,7 +11,7 @@ from grpc import aio
 
 from scheduler.contracts import clock, fleet, ports, slurm, wire
 from scheduler.contracts.v1 import control_pb2_grpc
-from scheduler.core import plan
+from scheduler.core import plan, targets
 from scheduler.runtime import (
     address,
     agents,
@@ -86,6 +86,7 @@ class Leader:
         self._facts_due = float("-inf")
         self.address = ""
         self.notes: tuple[str, ...] = ()
+        self.wanted: Mapping[tuple[str, str], targets.Target] = {}
 
     async def start(self) -> str:
         """Read the registry, serve, and tell everybody where; return the address."""
@@ -147,6 +148,7 @@ class Leader:
             await self._record(results, made.notes)
             self.poller.soon()
         self.notes = made.notes
+        self.wanted = made.wanted
         if now >= self._facts_due or results:
             await self._tell(now)
             self._facts_due = now + FACTS_S
@@ -230,6 +232,10 @@ class Leader:
                 "epoch": self.live.epoch,
                 "address": self.address,
                 "notes": list(self.notes),
+                "targets": [
+                    {"model": model, "version": version, **dataclasses.asdict(target)}
+                    for (model, version), target in self.wanted.items()
+                ],
                 "tick_ms": round((now - began) * 1000, 2),
                 "slurm": self.poller.error or "answers",
             },

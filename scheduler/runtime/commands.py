@@ -179,6 +179,11 @@ def _explain(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> No
                 f"{states or 'none there'}",
                 out,
             )
+    for target in (broker or {}).get("targets", []):
+        if args.model in {"", target["model"]}:
+            lent = f", {target['lent']} lent to batch" if target["lent"] else ""
+            text = f"{target['model']} {target['version']}: {target['need']} needed{lent}"
+            command_line.say(f"{text}: {target['reason']}", out)
     notes = (broker or {}).get("notes", [])
     for note in notes:
         command_line.say(f"note: {note}", out)

@@ -295,10 +295,17 @@ def test_fctl_explain_tells_the_last_plan_and_why(site: Site) -> None:
     assert epoch is not None
     plan = {"actions": [{"act": "SetRole", "what": "r-1: rung 1", "outcome": "done"}], "notes": []}
     site.registry.journal.add_plan(epoch, 5, plan, keep=3)
-    told = {"epoch": 1, "address": "h:1", "notes": ["chat: waiting"], "slurm": "answers"}
+    told: dict[str, Any] = {"epoch": 1, "address": "h:1", "slurm": "answers"}
+    told["notes"] = ["chat: waiting"]
+    told["targets"] = [
+        {"model": "chat", "version": "v1", "need": 3, "lent": 1, "reason": "14.0 requests/s"},
+        {"model": "code", "version": "v1", "need": 2, "lent": 0, "reason": "floor 2"},
+    ]
     site.registry.journal.set_facts(epoch, 6, {"broker": told})
     code, out, _ = fctl(site, "explain", "chat")
     assert code == 0
+    assert "chat v1: 3 needed, 1 lent to batch: 14.0 requests/s" in out
+    assert "code v1" not in out
     assert "broker: epoch 1 at h:1, Slurm answers" in out
     assert "chat v1: 1 wanted, 2 serving, 1 starting" in out
     assert "note: chat: waiting" in out
