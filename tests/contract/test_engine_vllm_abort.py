@@ -42,7 +42,9 @@ class TestAbort:
         }
         with (
             replica.client() as client,
-            client.stream("POST", COMPLETIONS, json=body, headers=engine_vllm.headers(who)) as answer,
+            client.stream(
+                "POST", COMPLETIONS, json=body, headers=engine_vllm.headers(who)
+            ) as answer,
         ):
             decoder, seen = frames.Decoder(), 0
             for chunk in answer.iter_raw():

@@ -51,7 +51,7 @@ def test_the_report_keeps_its_words(tmp_path: Path) -> None:
         "rounds": ROUNDS,
         "machine": gateway_report.machine(),
         "plan": {"rounds": 3},
-        "streams": {name: 256 for name in ROUNDS},
+        "streams": dict.fromkeys(ROUNDS, 256),
     }
     report = tmp_path / "report.md"
     report.write_text(f"before\n{gateway_report.BEGIN}\nold\n{gateway_report.END}\nafter\n")
