@@ -8,12 +8,14 @@ APScheduler; days of the week count as in cron (0 and 7 are Sunday), which APSch
 import dataclasses
 import datetime
 import re
+import typing
 import zoneinfo
 from collections.abc import Iterator
 
-from apscheduler.triggers import cron
-
 from scheduler.core import floors
+
+if typing.TYPE_CHECKING:
+    from apscheduler.triggers import cron
 
 AHEAD = datetime.timedelta(hours=26)  # further ahead than any replica's start takes
 _DAY = datetime.timedelta(days=1)
@@ -97,7 +99,10 @@ def in_force(
     )
 
 
-def _trigger(schedule: Schedule) -> cron.CronTrigger:
+def _trigger(schedule: Schedule) -> "cron.CronTrigger":
+    # Half a second to load: for who reads a cron line, not for every process with a registry.
+    from apscheduler.triggers import cron
+
     fields = schedule.cron.split()
     if len(fields) != 5:
         raise ValueError(
