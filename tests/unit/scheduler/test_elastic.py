@@ -24,7 +24,7 @@ from scheduler.core import (
 from scheduler.runtime import settings
 from tests.unit.scheduler import plans
 
-OPTIONS = dataclasses.replace(settings.Settings(), rungs=(0, 1, 2, 3))
+OPTIONS = dataclasses.replace(settings.Settings(), rungs=(0, 1, 2, 3), scale_fill=0.7)
 S = autoscale.Signal
 
 
