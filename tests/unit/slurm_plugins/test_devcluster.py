@@ -165,6 +165,12 @@ class TestConfiguration:
         assert "service_uids = 0 1001\n" in text
 
 
+def seen(where: site.Layout) -> None:
+    """Wait until a process shows its mark: the kernel tells the environment a moment after the start."""
+    while not processes.members(where):
+        os.sched_yield()
+
+
 class TestProcesses:
     """Finding the cluster's processes among others."""
 
@@ -176,11 +182,13 @@ class TestProcesses:
         other = os.posix_spawn("/bin/sleep", ["/bin/sleep", "600"], {"PATH": "/bin"})
         try:
             assert processes.living(where, "sleeper") == pid
+            seen(where)
             assert [process.pid for process in processes.members(where)] == [pid]
             assert processes.members(site.Layout(tmp_path / "x", tmp_path / "x")) == []
             processes.stop(where, ["sleeper"])
             assert processes.living(where, "sleeper") is None
             processes.spawn(where, "again", ["/bin/sh", "-c", "trap '' TERM; sleep 600"], {})
+            seen(where)
             processes.sweep(where)
             assert processes.members(where) == []
             assert os.waitpid(other, os.WNOHANG) == (0, 0)
