@@ -191,7 +191,8 @@ class Losses:
 
     def error(self) -> errors.ForebayError:
         """Return the error that a request ends in after `Next.FAIL`."""
-        if self._missed >= _MISSES:  # no replica was lost over it: a batch line must not count it as one
+        # No replica was lost over it: a batch line must not count it as one.
+        if self._missed >= _MISSES:
             return errors.NoReplica(self._why, retry_after_s=1.0)
         again = None if self._count >= self._limit else 1.0
         engines = again is None and self._engines == self._count

@@ -22,7 +22,9 @@ def _whole(text: str) -> int:
 def _point(text: str) -> int:
     now = datetime.datetime.now().astimezone()
     try:
-        return round(times.point(text, now=now, tz=now.tzinfo or datetime.UTC).timestamp() * 1_000_000)
+        return round(
+            times.point(text, now=now, tz=now.tzinfo or datetime.UTC).timestamp() * 1_000_000
+        )
     except times.TimeError as error:
         raise command_line.CommandError(str(error)) from None
 

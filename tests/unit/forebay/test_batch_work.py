@@ -27,5 +27,5 @@ def test_what_may_not_run_now_wants_nothing() -> None:
         {"model": ""},
         {"counts": model.Counts(total=10, ok=9, failed=1)},
     )
-    jobs = [dataclasses.replace(JOB, **changes) for changes in not_now]  # type: ignore[arg-type] # of all types
+    jobs = [dataclasses.replace(JOB, **changes) for changes in not_now]
     assert batch_work.of_jobs(jobs, 10) == {}
