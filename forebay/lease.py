@@ -38,6 +38,8 @@ class Renderer:
         named = table.backfill_partitions if backfill else table.serve_partitions
         limit = table.backfill_time_limit_s if backfill else table.serve_time_limit_s
         gres_type = lease.gres_type or table.gres_type
+        nodes = max(1, lease.whole_nodes)
+        gpus = lease.gpus // nodes
         # Only what a lease needs: a service's whole environment is nobody else's business.
         kept = ("PATH", "HOME", "LANG", "PYTHONDONTWRITEBYTECODE", "SLURM_CONF", "TMPDIR")
         environment = {
@@ -63,14 +65,15 @@ class Renderer:
             ),
             partitions=(lease.partition,) if lease.partition else tuple(named),
             time_limit_s=min(lease.walltime_s, limit) or limit,
-            time_min_s=table.backfill_time_min_s if backfill else 0,
+            time_min_s=lease.time_min_s or (table.backfill_time_min_s if backfill else 0),
             output=str(folder / "job-%j.log"),
             directory=str(folder),
             stamp=slurm.Stamp(lease.cluster, lease.lease_id, lease.kind, lease.team),
             account=self._account(lease, table),
             qos=table.qos,
-            cpus_per_node=max(1, lease.gpus * table.cpus_per_gpu),
-            gpus_per_node=lease.gpus,
+            nodes=nodes,
+            cpus_per_node=max(1, gpus * table.cpus_per_gpu),
+            gpus_per_node=gpus,
             gres_type=gres_type,
             environment=environment,
         )

@@ -169,7 +169,14 @@ class Replica:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lease:
-    """A Slurm job that Forebay holds."""
+    """A Slurm job that Forebay holds.
+
+    Attributes:
+        gpus: over all of its nodes.
+        whole_nodes: nodes that are asked for whole; 0: any one node with `gpus`.
+        time_min_s: least walltime that is still useful; 0: as the site has set. Both only matter until
+            the job is submitted.
+    """
 
     lease_id: ids.LeaseId
     cluster: str
@@ -186,6 +193,8 @@ class Lease:
     started_us: int = 0
     ended_us: int = 0
     reason: str = ""
+    whole_nodes: int = 0
+    time_min_s: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -71,6 +71,8 @@ class LeaseActs:
             walltime_s=action.walltime_s or options.lease_walltime_s,
             requested_us=self._time.wall_us(),
             reason=action.reason,
+            whole_nodes=action.nodes,
+            time_min_s=action.time_min_s,
         )
         await self._writes.save_lease(lease)
         now = self._time.monotonic()
@@ -99,6 +101,7 @@ class LeaseActs:
                 lease,
                 state=replicas.lease_after(lease.state, replicas.LeaseEvent.QUEUED),
                 slurm_job_id=sent.job_id,
+                walltime_s=spec.time_limit_s,
                 reason="submitted",
             )
         await self._submitted(lease.lease_id, changed)

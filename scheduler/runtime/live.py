@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from scheduler.contracts import fleet, ids, ports, slurm, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.core import autoscale, backoff, floors, ladder, replicas, snapshot
-from scheduler.runtime import arrivals, entries, hosts, scaling
+from scheduler.runtime import arrivals, entries, hosts, reported, scaling
 from scheduler.runtime.registry import holdings
 
 log = logging.getLogger(__name__)
@@ -113,13 +113,27 @@ class Live:
         self.polled = began
         self.nodes = nodes
         named = {job.job_id for job in jobs}
-        stamped = {job.stamp.lease_id for job in jobs if job.stamp is not None}
+        stamped = {job.stamp.lease_id: job for job in jobs if job.stamp is not None}
         for entry in self.leases.values():
             lease = entry.lease
             if ids.SlurmJobId(lease.slurm_job_id) in named or lease.lease_id in stamped:
                 entry.absent_polls = 0
             elif not entry.submitting and began > entry.since:
                 entry.absent_polls += 1
+            job = stamped.get(lease.lease_id)
+            if job is not None and job.state is slurm.JobState.RUNNING:
+                self._timed(entry, job)
+
+    def _timed(self, entry: entries.LeaseEntry, job: slurm.Job) -> None:
+        """Take the times that Slurm gave a lease: a limit, a least walltime or an admin shortens it."""
+        lease = entry.lease
+        timed = dataclasses.replace(
+            lease,
+            started_us=lease.started_us or job.started_us,
+            walltime_s=job.time_limit_s or lease.walltime_s,
+        )
+        if timed != lease:
+            entry.lease = self.news_leases[lease.lease_id] = timed
 
     def absorb_report(self, report: pb.LeaseReport, now: float) -> bool:
         """Merge an agent's report; return whether its lease is known here."""
@@ -261,7 +275,7 @@ class Live:
                             slot.gpus,
                             state=replicas.SlotState(slot.state),
                         ),
-                        _from_report(entry.lease, slot, item),
+                        reported.replica(entry.lease, slot, item),
                     )
                 )
         return tuple(found)
@@ -321,7 +335,7 @@ class Live:
     ) -> bool:
         """Take one replica's report; return whether anything about it is new."""
         before = known.replica
-        after = _from_report(lease, slot, item, spec=before.spec)
+        after = reported.replica(lease, slot, item, spec=before.spec)
         if after.state is not before.state:
             event = replicas.reported(after.state)
             try:
@@ -379,28 +393,3 @@ class Live:
         if len(self.gone) > GONE_KEPT:
             del self.gone[next(iter(self.gone))]
         self.news_replicas[replica.replica_id] = replica
-
-
-def _from_report(
-    lease: fleet.Lease,
-    slot: pb.SlotReport,
-    item: pb.ReplicaReport,
-    spec: fleet.ReplicaSpec | None = None,
-) -> fleet.Replica:
-    return fleet.Replica(
-        replica_id=ids.ReplicaId(item.replica_id),
-        cluster=lease.cluster,
-        lease_id=lease.lease_id,
-        slot_id=ids.SlotId(slot.slot_id),
-        slurm_job_id=lease.slurm_job_id,
-        node=slot.node or (lease.nodes[0] if lease.nodes else ""),
-        spec=wire.spec_from_pb(item.spec) if spec is None else spec,
-        state=fleet.ReplicaState(item.state),
-        role=fleet.Role(item.role or fleet.Role.SHARED),
-        address=item.address,
-        incarnation=item.incarnation,
-        secret_file=item.secret_file,
-        stats=wire.stats_from_pb(item.stats) if item.HasField("stats") else None,
-        reason=item.reason,
-        phases_s=dict(item.phases_s),
-    )

@@ -129,3 +129,16 @@ async def test_a_spike_takes_the_backfill_lease_back_and_asks_at_the_same_time(
             if entry.lease.state is fleet.LeaseState.RUNNING
         ]
         assert running == ["serve", "serve"]
+
+
+async def test_a_lease_knows_the_walltime_that_slurm_gave_it(tmp_path: Path) -> None:
+    """A partition's limit or --time-min shortens it, and its successor comes by what is left."""
+    site = brokersite.Site(tmp_path, brokersite.CHAT, options=QUICK)
+    async with site.lead() as leader:
+        await site.step(leader)
+        (lease_id,) = leader.live.leases
+        job = site.slurm.job_of(lease_id)
+        site.slurm.update(job.job_id, time_limit_s=7_200)
+        await site.settle(leader)
+        (entry,) = leader.live.leases.values()
+        assert entry.lease.walltime_s == 7_200

@@ -1,5 +1,6 @@
 """What the composition root adds: secrets, lease jobs, the configuration document, process ties."""
 
+import dataclasses
 import json
 import os
 import stat
@@ -80,6 +81,18 @@ def test_a_lease_becomes_a_job_whose_agent_finds_its_spec(
     assert str(here.state / "leases" / "l-1" / lease.SPEC) in job.script
     assert "A_SECRET_OF_THE_SERVICE" not in job.environment
     assert json.loads(job.environment[sinks.SPOOL])["folder"] == str(here.state / "spool")
+
+
+def test_a_lease_over_whole_nodes_and_its_least_walltime_reach_the_job(
+    here: installation.Installation, tmp_path: Path
+) -> None:
+    port = embedded.EmbeddedClient(tmp_path / "slurm", cluster="alpha")
+    wide = dataclasses.replace(_lease(), gpus=16, whole_nodes=2, time_min_s=900)
+    try:
+        job = lease.Renderer(here, port)(wide)
+    finally:
+        port.close()
+    assert (job.nodes, job.gpus_per_node, job.time_min_s) == (2, 8, 900)
 
 
 @pytest.mark.parametrize(
