@@ -8,6 +8,7 @@ writes and publishes the results. A runner that dies leaves journals; the next o
 
 import asyncio
 import collections
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -26,6 +27,7 @@ from batch_jobs import (
     queueing,
     runner,
     settings,
+    taking,
     verdicts,
     window,
 )
@@ -96,9 +98,7 @@ class Daemon:
         self._wake = asyncio.Event()
         self._windows: dict[str, window.Window] = {}
         self._in_flight: collections.Counter[str] = collections.Counter()  # by model
-        self._served: collections.Counter[int] = (
-            collections.Counter()
-        )  # by job: when it was last served
+        self._served: collections.Counter[int] = collections.Counter()  # by job: when, last
         self._serial = 0
         self._told: dict[int, tuple[model.Counts, str]] = {}
         self._refused: set[int] = set()  # jobs whose journal could not be opened, said once
@@ -203,18 +203,19 @@ class Daemon:
     async def _take(self, job: model.BatchJob, now: int) -> bool:
         folder = intake.job_folder(self._state_dir, job.job_id)
         try:
-            writer = await asyncio.to_thread(runner.open_journal, job, folder)
+            writer = await asyncio.to_thread(taking.journal_of, self._store, job, folder)
         except journal.JournalBusy:
             return False
         except (journal.JournalError, FileNotFoundError) as error:
             _LOG.error("job %d can't be run: %s", job.job_id, error)
-            await self._store_move(
-                job,
-                model.Event.FAIL,
-                reason=model.Reason.LAUNCH_FAILED,
-                detail=str(error),
-                ended_us=now,
-            )
+            with contextlib.suppress(stores.Stale):  # it has ended since we looked
+                await self._store_move(
+                    job,
+                    model.Event.FAIL,
+                    reason=model.Reason.LAUNCH_FAILED,
+                    detail=str(error),
+                    ended_us=now,
+                )
             return False
         except OSError as error:  # a full disk passes: the job waits
             if job.job_id not in self._refused:
@@ -222,6 +223,8 @@ class Daemon:
             self._refused.add(job.job_id)
             return False
         self._refused.discard(job.job_id)
+        if writer is None:
+            return False
         run = runner.JobRun(
             job, runner.source_of(job, folder, self._options), writer, self._options
         )

@@ -407,3 +407,16 @@ async def test_b3_fbatch_wait_exits_with_the_worst_line(
 
 def _me() -> str:
     return pwd.getpwuid(os.geteuid()).pw_name
+
+
+async def test_a_job_that_ended_since_the_look_is_left_alone(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look's list is older than the end of a run: the job must not be ended a second time."""
+    job = await stage.run(world.many(3))
+    stale = dataclasses.replace(job, state=model.State.COMPLETING, ended_us=0)
+    looks = stage.store.active
+    monkeypatch.setattr(stage.store, "active", lambda: [stale, *looks()])
+    second = await stage.run(world.many(3))
+    assert second.state is model.State.COMPLETED
+    assert stage.store.must(job.job_id) == job
