@@ -1,31 +1,76 @@
 """What batch jobs still want of each model, for the broker, which lends them GPUs."""
 
-from collections.abc import Mapping, Sequence
+import collections
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-from batch_jobs import model
+from batch_jobs import intake, model, results
 from scheduler.contracts import ports
 
 TOKENS_A_LINE = 256  # sampled for a line, while a job has none that is done
+_SAMPLE = 64 * 1024  # bytes of a job's file that are read to see which models its lines name
+
+Shares = Callable[[int], Mapping[str, float]]
+"""Which models the lines of a job name, by the job's id; shares that add up to 1, or nothing."""
 
 
-def of_jobs(jobs: Sequence[model.BatchJob], now_us: int) -> Mapping[str, ports.BatchWork]:
-    """Return the work that is left, by model; jobs that are held or not begun want nothing yet.
-
-    A job's lines count for the model that the job names: those that name another one are few, and are told
-    by the gateway's queues once they run.
-    """
+def of_jobs(
+    jobs: Sequence[model.BatchJob], now_us: int, shares: Shares
+) -> Mapping[str, ports.BatchWork]:
+    """Return the work that is left, by model; jobs that are held or not begun want nothing yet."""
     found: dict[str, ports.BatchWork] = {}
     for job in jobs:
         counts = job.counts
         left = max(0, counts.total - counts.ok - counts.failed)
-        if not left or not job.model or job.held or job.cancel_us or job.begin_us > now_us:
+        if not left or job.held or job.cancel_us or job.begin_us > now_us:
             continue
         each = job.used.output_tokens / counts.ok if counts.ok else TOKENS_A_LINE
-        before = found.get(job.model, ports.BatchWork(0, 0))
-        deadlines = [at for at in (before.deadline_us, job.deadline_us) if at]
-        found[job.model] = ports.BatchWork(
-            lines=before.lines + left,
-            output_tokens=before.output_tokens + round(left * each),
-            deadline_us=min(deadlines, default=0),
-        )
+        for name, share in (shares(job.job_id) or {job.model: 1.0}).items():
+            served = name or job.model
+            if served:
+                before = found.get(served, ports.BatchWork(0, 0))
+                deadlines = [at for at in (before.deadline_us, job.deadline_us) if at]
+                found[served] = ports.BatchWork(
+                    lines=before.lines + max(1, round(left * share)),
+                    output_tokens=before.output_tokens + round(left * share * each),
+                    deadline_us=min(deadlines, default=0),
+                )
     return found
+
+
+class Sampled:
+    """Looks at the beginning of each job's file, once; `Shares`."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+        self._known: dict[int, Mapping[str, float]] = {}
+
+    def __call__(self, job_id: int) -> Mapping[str, float]:
+        """Return which models the first lines of a job name ("" for lines that name none)."""
+        if job_id not in self._known:
+            if len(self._known) > 10_000:
+                self._known.clear()
+            path = intake.job_folder(self._state_dir, job_id) / results.INPUT
+            try:
+                with path.open("rb") as file:
+                    self._known[job_id] = named(file.read(_SAMPLE))
+            except OSError:
+                return {}  # its files come later, or are gone: the job's own model counts
+        return self._known[job_id]
+
+
+def named(beginning: bytes) -> Mapping[str, float]:
+    """Return the share of each model among the whole lines of a file's beginning."""
+    counts: collections.Counter[str] = collections.Counter()
+    lines = beginning.split(b"\n")
+    for line in lines[:-1] if len(lines) > 1 else lines:
+        try:
+            body = json.loads(line)["body"]
+            name = body.get("model") or ""
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+        if isinstance(name, str):
+            counts[name] += 1
+    total = sum(counts.values())
+    return {name: count / total for name, count in counts.items()} if total else {}

@@ -37,6 +37,7 @@ async def broker(here: installation.Installation, told: Told) -> None:
     port = await asyncio.to_thread(here.connect_slurm)
     jobs = batch_store.Store(database.Database(here.registry_url()))
     await asyncio.to_thread(jobs.migrate)
+    sampled = batch_work.Sampled(here.state)
     books = here.config.table(accounting_settings.Accounting)
 
     async def ship(_period_us: int) -> None:
@@ -75,7 +76,7 @@ async def broker(here: installation.Installation, told: Told) -> None:
         time=time,
         cluster=port.cluster,
         models=here.config.models,
-        batch_work=lambda: batch_work.of_jobs(jobs.active(), time.wall_us()),
+        batch_work=lambda: batch_work.of_jobs(jobs.active(), time.wall_us(), sampled),
     )
     periodic = (
         loop.Periodic("ship usage", books.ship_every_s, ship),

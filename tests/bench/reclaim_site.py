@@ -79,7 +79,10 @@ class House(running.Running):
         self.config_file.write_text("\n".join(kept) + model)
 
     def _settled(self) -> bool:
-        assert self.replicas(), "a replica that serves"
+        try:
+            assert self.replicas(), "no replica serves yet"
+        except (httpx.TransportError, FileNotFoundError) as error:
+            raise AssertionError(f"the gateway does not answer: {error}") from error
         return True
 
     def plans(self, since_us: int) -> list[dict[str, Any]]:
