@@ -276,7 +276,7 @@ def _replace(
             continue
         _periods(session, "gone", periods)
         session.execute(
-            f"DELETE FROM {family}_{level} WHERE period_us IN (SELECT period_us FROM gone) "  # noqa: S608
+            f"DELETE FROM {family}_{level} WHERE period_us IN (SELECT period_us FROM gone) "  # noqa: S608 - our own names
             f"AND {_between(periods[0], periods[-1] + 1)}"
         )
     for level in ("minutes", "hours"):

@@ -267,7 +267,7 @@ def _table(kind: type[T], values: Any, where: str) -> T:
     if not isinstance(values, dict):
         raise ScenarioError(f"{where}: a table is wanted")
     hints = typing.get_type_hints(kind)
-    known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type] # all are dataclasses
     given: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:

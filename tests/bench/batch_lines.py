@@ -177,7 +177,8 @@ class Runner:
     def took(self, count: int, cpu_before: float = 0.0) -> Took:
         """Return what it took so far."""
         status = Path(f"/proc/{self.pid}/status").read_text()
-        peak = int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+        (line,) = (each for each in status.splitlines() if each.startswith("VmHWM:"))
+        peak = int(line.split()[1]) / 1024
         cpu = processes.cpu_s(self.pid) - cpu_before
         return Took(count, time.perf_counter() - self.began, cpu, peak)
 
