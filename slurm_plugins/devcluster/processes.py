@@ -15,6 +15,7 @@ from pathlib import Path
 from slurm_plugins.devcluster import site
 
 _MARK = "FOREBAY_DEVCLUSTER"
+_NAME = "FOREBAY_DEVCLUSTER_DAEMON"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -42,12 +43,13 @@ def environment(where: site.Layout, extra: Mapping[str, str]) -> dict[str, str]:
 
 def spawn(where: site.Layout, name: str, argv: Sequence[str], extra: Mapping[str, str]) -> int:
     """Start a daemon that outlives us, its output in ``log/<name>.out``; return its pid."""
+    _pid_file(where, name).unlink(missing_ok=True)
     out = where.log / f"{name}.out"
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
         argv[0],
         list(argv),
-        environment(where, extra),
+        environment(where, {_NAME: name, **extra}),
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(out), flags, 0o644),
@@ -60,12 +62,26 @@ def spawn(where: site.Layout, name: str, argv: Sequence[str], extra: Mapping[str
 
 
 def living(where: site.Layout, name: str) -> int | None:
-    """Return the pid of daemon ``name`` if the process that we started still lives."""
+    """Return the pid of daemon ``name`` if the process that we started still lives.
+
+    Whoever started it may have been killed before its pid was written down: then its mark tells.
+    """
     try:
         pid, started = map(int, _pid_file(where, name).read_text().split())
     except (FileNotFoundError, ValueError):
-        return None
+        return _unrecorded(where, name)
     return pid if started and _started(pid) == started else None
+
+
+def _unrecorded(where: site.Layout, name: str) -> int | None:
+    """Find a daemon by its mark, which its children inherit: the one whose parent has none."""
+    marked = {
+        process.pid: process
+        for process in _everyone()
+        if process.environ.get(_MARK) == str(where.base) and process.environ.get(_NAME) == name
+    }
+    found = [each for each in marked.values() if each.parent not in marked]
+    return min(found, key=lambda each: each.started).pid if found else None
 
 
 def members(where: site.Layout) -> list[Process]:

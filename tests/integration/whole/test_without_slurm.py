@@ -41,7 +41,7 @@ def test_answers_and_a_batch_job(laptop: running.Running) -> None:
 
 
 def test_what_it_costs(laptop: running.Running) -> None:
-    """A rate and a bill over real services; looking again changes nothing."""
+    """A rate and a bill over real services; looking again changes nothing but GPU time, which goes on."""
     laptop.up()
     stream = clients.Stream(laptop, laptop.key, 10).begun().ended()
     assert stream.whole
@@ -53,9 +53,18 @@ def test_what_it_costs(laptop: running.Running) -> None:
     assert added.code == 0, added.err
     bills = [laptop.command("freport", "bill", "--json", key=laptop.admin_key) for _ in range(2)]
     assert bills[0].code == 0, bills[0].err
-    assert bills[0].out == bills[1].out
-    bill = json.loads(bills[0].out)
-    output = sum(line["amount"] for line in bill["rows"] if line["what"] == "output")
+    bill, again = (json.loads(each.out) for each in bills)
+    assert bill["total"] == again["total"]
+    tokens, tokens_again = (
+        [line for line in each["rows"] if line["unit"] == "tokens"] for each in (bill, again)
+    )
+    assert tokens == tokens_again != []
+    gpus, gpus_again = (
+        sum(line["amount"] for line in each["rows"] if line["unit"] == "gpu_us")
+        for each in (bill, again)
+    )
+    assert 0 < gpus <= gpus_again
+    output = sum(line["amount"] for line in tokens if line["what"] == "output")
     assert bill["total"] == output * 1_000_000 > 0  # one a token
     (row,) = laptop.attempts_of(stream.request_id)
     cost = laptop.command(

@@ -196,6 +196,23 @@ class TestProcesses:
             os.kill(other, 9)
             os.waitpid(other, 0)
 
+    def test_a_daemon_whose_starter_died_before_it_wrote_the_pid_is_found(
+        self, tmp_path: Path
+    ) -> None:
+        where = site.Layout(tmp_path, tmp_path)
+        for folder in (where.run, where.log):
+            folder.mkdir()
+        argv = ["/bin/sh", "-c", "sleep 600 & echo up; wait"]
+        pid = processes.spawn(where, "munged", argv, {})
+        try:
+            while len(processes.members(where)) < 2:  # its child carries the same marks
+                os.sched_yield()
+            (where.run / "munged.pid").unlink()
+            assert processes.living(where, "munged") == pid
+            assert processes.living(where, "slurmd-n1") is None
+        finally:
+            processes.sweep(where)
+
     def test_another_process_under_a_recorded_pid_is_not_ours(self, tmp_path: Path) -> None:
         where = site.Layout(tmp_path, tmp_path)
         where.run.mkdir()
