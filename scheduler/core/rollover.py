@@ -13,6 +13,8 @@ from scheduler.core import snapshot, windows
 
 MARGIN = 2.0  # Slurm's queue and a start that is slower than usual
 UNKNOWN_START_S = 300.0
+# A lease that is shorter than two starts would be replaced as soon as it begins, and its successor likewise.
+MOST_OF_LEASE = 0.5
 
 
 class Settings(Protocol):
@@ -36,7 +38,10 @@ def left_s(held: snapshot.HeldLease, snap: snapshot.Snapshot) -> float:
 
 def lead_s(snap: snapshot.Snapshot, settings: Settings) -> float:
     """Return how long before its end a lease is replaced: the slowest start, with margin, and a drain."""
-    starts = [each.scaling.start_s for each in snap.deployments if each.scaling]
+    starts = [
+        snap.starts.get(each.key) or (each.scaling.start_s if each.scaling else 0.0)
+        for each in snap.deployments
+    ]
     return (max(starts, default=0.0) or UNKNOWN_START_S) * MARGIN + settings.drain_s
 
 
@@ -44,17 +49,22 @@ def rolling(snap: snapshot.Snapshot, settings: Settings) -> frozenset[str]:
     """Return the leases that are being replaced now: those that end first, a few at a time."""
     lead = lead_s(snap, settings)
     ends = sorted(
-        (left_s(held, snap), held.lease.lease_id)
+        (left_s(held, snap), held.lease.lease_id, held.lease.walltime_s)
         for held in snap.leases
         if held.lease.state is fleet.LeaseState.RUNNING and not held.leaving
     )
     at_once = max(1, settings.rollover_at_once)
     found: set[str] = set()
-    for rank, (left, lease_id) in enumerate(ends):
+    for rank, (left, lease_id, walltime) in enumerate(ends):
         if math.isinf(left):
             break
         # Those behind it in the row need as long again for each group before them.
-        behind = sum(other < left + lead for other, _ in ends[rank + 1 :])
-        if left <= lead * (1 + behind // at_once) and len(found) < at_once:
+        behind = sum(other < left + lead for other, _, _ in ends[rank + 1 :])
+        begin = _bounded(lead * (1 + behind // at_once), walltime)
+        if left <= begin and len(found) < at_once:
             found.add(lease_id)
     return frozenset(found)
+
+
+def _bounded(lead: float, walltime_s: int) -> float:
+    return min(lead, walltime_s * MOST_OF_LEASE) if walltime_s else lead

@@ -154,6 +154,7 @@ class Snapshot:
         backlogs: model to its batch work.
         scale_memory: deployment to the autoscaler's memory.
         lent_at: when shares of batch last moved, monotonic seconds.
+        starts: deployment to the seconds that its replicas lately took from order to serving.
     """
 
     now: float
@@ -183,3 +184,4 @@ class Snapshot:
         default_factory=dict
     )
     lent_at: float | None = None
+    starts: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)

@@ -54,6 +54,10 @@ class Starts:
         kept = self._woken if woken else self._cold
         kept.setdefault(key, collections.deque(maxlen=STARTS_KEPT)).append(seconds)
 
+    def cold(self) -> Mapping[tuple[str, str], float]:
+        """Return the median start of each deployment that has had one, parked ones not counted."""
+        return {key: _median(times) for key, times in self._cold.items()}
+
     def applied(self, key: tuple[str, str], bounds: autoscale.Scaling) -> autoscale.Scaling:
         """Return ``bounds`` with what was measured: the medians, 0 where nothing was."""
         return dataclasses.replace(

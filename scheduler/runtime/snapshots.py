@@ -138,6 +138,7 @@ def collect(picture: live.Live, time: clock.Clock, options: settings.Settings) -
         backlogs=_backlogs(picture, time.wall_us()),
         scale_memory=picture.scale_memory,
         lent_at=picture.lent_at,
+        starts=picture.starts.cold(),
     )
 
 

@@ -139,6 +139,22 @@ def test_leases_that_end_are_replaced_a_few_at_a_time_and_in_time() -> None:
     assert rollover.rolling(snap, OPTIONS) == {far.lease.lease_id}
 
 
+def test_a_successor_comes_a_measured_start_before_the_end() -> None:
+    deployment = plans.deployment()  # fixed in number: its starts are measured all the same
+    due = 2 * 40.0 + OPTIONS.drain_s
+    for left, rolls in ((due + 1, False), (due - 1, True)):
+        held = dataclasses.replace(plans.held(), left_s=left)
+        snap = plans.picture(
+            deployments=(deployment,), leases=(held,), starts={deployment.key: 40.0}
+        )
+        assert bool(rollover.rolling(snap, OPTIONS)) is rolls
+    short = dataclasses.replace(plans.held().lease, walltime_s=60)
+    for left, rolls in ((31.0, False), (29.0, True)):
+        held = dataclasses.replace(plans.held(), lease=short, left_s=left)
+        snap = plans.picture(deployments=(deployment,), leases=(held,))
+        assert bool(rollover.rolling(snap, OPTIONS)) is rolls, "no start has been measured yet"
+
+
 def test_a_window_elsewhere_and_one_that_is_over_touch_nothing() -> None:
     window = windows.Window("rack", 100.0, 200.0, frozenset({"n1"}))
     assert windows.until([window], ["n2"]) == (math.inf, "")
