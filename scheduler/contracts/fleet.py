@@ -63,7 +63,8 @@ class ReplicaSpec:
         model: the served name.
         version: its version.
         engine: which engine.
-        weights: a local path to the model's folder (vLLM), a base URL (HTTP), or "" (simulated).
+        weights: a local path to the model's folder or a place to stage it from (vLLM; `contracts.weights`), a
+            base URL (HTTP), or "" (simulated).
         engine_args: engine arguments by long option name without dashes (`max-num-seqs`: 8);
             a true value means the bare flag. Checked by the engine's adapter.
         seats: sequences that run at once (vLLM's max-num-seqs).
@@ -73,6 +74,8 @@ class ReplicaSpec:
         adapters: LoRA adapter names and their local paths.
         dedicated: the team whose floor its replicas are, which pays for them idle or not; "" for nobody's.
         itl_slo_ms: inter-token latency that its interactive answers are promised, ms.
+        weights_digest: `weights.Manifest.digest` that staged weights must have; "": whatever the place has.
+        tuning: engine settings that Forebay knows by type (`contracts.tuning`), as JSON values.
     """
 
     model: str
@@ -87,6 +90,8 @@ class ReplicaSpec:
     adapters: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dedicated: str = ""
     itl_slo_ms: float = 25.0
+    weights_digest: str = ""
+    tuning: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,6 +153,7 @@ class Replica:
         secret_file: path of the 0600 file that holds the bearer secret of every path of it.
         reason: why it is in this state, one line, or "".
         phases_s: start-up phases and their seconds (queue, import, load, warm-up …).
+        staging: its weights are on their way to the node's disk; no start is too slow for that.
     """
 
     replica_id: ids.ReplicaId
@@ -165,6 +171,7 @@ class Replica:
     stats: ReplicaStats | None = None
     reason: str = ""
     phases_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    staging: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ def spec_to_pb(spec: fleet.ReplicaSpec) -> pb.ReplicaSpec:
         adapters=dict(spec.adapters),
         dedicated=spec.dedicated,
         itl_slo_ms=spec.itl_slo_ms,
+        weights_digest=spec.weights_digest,
+        tuning_json=json.dumps(dict(spec.tuning), sort_keys=True) if spec.tuning else "",
     )
 
 
@@ -62,6 +64,8 @@ def spec_from_pb(message: pb.ReplicaSpec) -> fleet.ReplicaSpec:
         adapters=dict(message.adapters),
         dedicated=message.dedicated,
         itl_slo_ms=message.itl_slo_ms if message.HasField("itl_slo_ms") else 25.0,
+        weights_digest=message.weights_digest,
+        tuning=json.loads(message.tuning_json or "{}"),
     )
 
 
@@ -120,6 +124,7 @@ def replica_to_pb(replica: fleet.Replica) -> pb.Replica:
             stats=stats_to_pb(replica.stats) if replica.stats is not None else None,
             reason=replica.reason,
             phases_s=dict(replica.phases_s),
+            staging=replica.staging,
             spec=spec_to_pb(replica.spec),
         ),
         cluster=replica.cluster,
@@ -149,6 +154,7 @@ def replica_from_pb(message: pb.Replica) -> fleet.Replica:
         stats=stats_from_pb(report.stats) if report.HasField("stats") else None,
         reason=report.reason,
         phases_s=dict(report.phases_s),
+        staging=report.staging,
     )
 
 

@@ -27,7 +27,8 @@ def late(snap: snapshot.Snapshot, settings: Settings) -> Iterator[actions.StopRe
         if not known.run:
             continue
         coming = known.replica.state in {fleet.ReplicaState.STARTING, fleet.ReplicaState.WARM}
-        if coming and known.age_s > settings.start_timeout_s:
+        # One that still waits for its weights is not slow: their source is, and elsewhere it would be too.
+        if coming and not known.replica.staging and known.age_s > settings.start_timeout_s:
             reason = f"not serving after {known.age_s:.0f} s"
             yield actions.StopReplica(known.replica.replica_id, 0.0, reason, failed=True)
         elif known.drain_asked:

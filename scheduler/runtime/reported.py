@@ -27,4 +27,5 @@ def replica(
         stats=wire.stats_from_pb(item.stats) if item.HasField("stats") else None,
         reason=item.reason,
         phases_s=dict(item.phases_s),
+        staging=item.staging,
     )

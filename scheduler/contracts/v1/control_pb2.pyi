@@ -57,6 +57,8 @@ class ReplicaSpec(_message.Message):
     ADAPTERS_FIELD_NUMBER: _builtins.int
     DEDICATED_FIELD_NUMBER: _builtins.int
     ITL_SLO_MS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    TUNING_JSON_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.str
     engine: _builtins.str
@@ -71,6 +73,10 @@ class ReplicaSpec(_message.Message):
     """the team whose floor its replicas are, or "" """
     itl_slo_ms: _builtins.float
     """inter-token latency promised to interactive answers"""
+    weights_digest: _builtins.str
+    """that staged weights must have, or "" """
+    tuning_json: _builtins.str
+    """engine settings that Forebay knows by type"""
     @_builtins.property
     def adapters(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -88,10 +94,12 @@ class ReplicaSpec(_message.Message):
         adapters: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         dedicated: _builtins.str = ...,
         itl_slo_ms: _builtins.float | None = ...,
+        weights_digest: _builtins.str = ...,
+        tuning_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_itl_slo_ms", b"_itl_slo_ms", "itl_slo_ms", b"itl_slo_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_itl_slo_ms", b"_itl_slo_ms", "adapters", b"adapters", "dedicated", b"dedicated", "engine", b"engine", "engine_args_json", b"engine_args_json", "gpus", b"gpus", "itl_slo_ms", b"itl_slo_ms", "max_context", b"max_context", "model", b"model", "reserved_seats", b"reserved_seats", "seats", b"seats", "version", b"version", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_itl_slo_ms", b"_itl_slo_ms", "adapters", b"adapters", "dedicated", b"dedicated", "engine", b"engine", "engine_args_json", b"engine_args_json", "gpus", b"gpus", "itl_slo_ms", b"itl_slo_ms", "max_context", b"max_context", "model", b"model", "reserved_seats", b"reserved_seats", "seats", b"seats", "tuning_json", b"tuning_json", "version", b"version", "weights", b"weights", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__itl_slo_ms: _TypeAlias = _typing.Literal["itl_slo_ms"]  # noqa: Y015
     _WhichOneofArgType__itl_slo_ms: _TypeAlias = _typing.Literal["_itl_slo_ms", b"_itl_slo_ms"]  # noqa: Y015
@@ -183,6 +191,8 @@ class LeaseDesired(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    WEIGHTS_ACTS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     revision: _builtins.int
     lease_id: _builtins.str
@@ -190,6 +200,12 @@ class LeaseDesired(_message.Message):
     """close every slot and end the job"""
     @_builtins.property
     def slots(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotDesired]: ...
+    @_builtins.property
+    def stage(self) -> _containers.RepeatedCompositeFieldContainer[Global___Weights]:
+        """to have on the node's disk before a replica wants them, the first first"""
+
+    @_builtins.property
+    def weights_acts(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightsAct]: ...
     def __init__(
         self,
         *,
@@ -198,14 +214,114 @@ class LeaseDesired(_message.Message):
         lease_id: _builtins.str = ...,
         slots: _abc.Iterable[Global___SlotDesired] | None = ...,
         close: _builtins.bool = ...,
+        stage: _abc.Iterable[Global___Weights] | None = ...,
+        weights_acts: _abc.Iterable[Global___WeightsAct] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "epoch", b"epoch", "lease_id", b"lease_id", "revision", b"revision", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "epoch", b"epoch", "lease_id", b"lease_id", "revision", b"revision", "slots", b"slots", "stage", b"stage", "weights_acts", b"weights_acts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaseDesired: _TypeAlias = LeaseDesired  # noqa: Y015
+
+@_typing.final
+class Weights(_message.Message):
+    """A set of weights by its place."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URI_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    uri: _builtins.str
+    digest: _builtins.str
+    """that it must have, or "" """
+    model: _builtins.str
+    """whose they are, for messages"""
+    def __init__(
+        self,
+        *,
+        uri: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "model", b"model", "uri", b"uri"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Weights: _TypeAlias = Weights  # noqa: Y015
+
+@_typing.final
+class WeightsAct(_message.Message):
+    """What an admin wants done with weights on the node's disk, once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACT_ID_FIELD_NUMBER: _builtins.int
+    ACT_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    act_id: _builtins.str
+    act: _builtins.str
+    """stage, rm, verify"""
+    @_builtins.property
+    def weights(self) -> Global___Weights: ...
+    def __init__(
+        self,
+        *,
+        act_id: _builtins.str = ...,
+        act: _builtins.str = ...,
+        weights: Global___Weights | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["weights", b"weights"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["act", b"act", "act_id", b"act_id", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightsAct: _TypeAlias = WeightsAct  # noqa: Y015
+
+@_typing.final
+class HeldWeights(_message.Message):
+    """What a node's disk holds of a set of weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URI_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    USERS_FIELD_NUMBER: _builtins.int
+    USED_US_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    uri: _builtins.str
+    digest: _builtins.str
+    state: _builtins.str
+    """staged, staging, waiting"""
+    size: _builtins.int
+    users: _builtins.int
+    used_us: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        uri: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        state: _builtins.str = ...,
+        size: _builtins.int = ...,
+        users: _builtins.int = ...,
+        used_us: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "reason", b"reason", "size", b"size", "state", b"state", "uri", b"uri", "used_us", b"used_us", "users", b"users"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldWeights: _TypeAlias = HeldWeights  # noqa: Y015
 
 @_typing.final
 class ReplicaStats(_message.Message):
@@ -307,6 +423,7 @@ class ReplicaReport(_message.Message):
     PHASES_S_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
+    STAGING_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.str
     state: _builtins.str
     """starting, warm, serving, draining, asleep, stopped, quarantined, lost"""
@@ -315,6 +432,8 @@ class ReplicaReport(_message.Message):
     incarnation: _builtins.int
     secret_file: _builtins.str
     reason: _builtins.str
+    staging: _builtins.bool
+    """its weights are on their way to the node's disk; `reason` says more"""
     @_builtins.property
     def stats(self) -> Global___ReplicaStats: ...
     @_builtins.property
@@ -341,10 +460,11 @@ class ReplicaReport(_message.Message):
         phases_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         spec: Global___ReplicaSpec | None = ...,
         work: Global___EngineWork | None = ...,
+        staging: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "stats", b"stats", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "phases_s", b"phases_s", "reason", b"reason", "replica_id", b"replica_id", "role", b"role", "secret_file", b"secret_file", "spec", b"spec", "state", b"state", "stats", b"stats", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "phases_s", b"phases_s", "reason", b"reason", "replica_id", b"replica_id", "role", b"role", "secret_file", b"secret_file", "spec", b"spec", "staging", b"staging", "state", b"state", "stats", b"stats", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -433,6 +553,26 @@ Global___SlotReport: _TypeAlias = SlotReport  # noqa: Y015
 class LeaseReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class WeightsDoneEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     LEASE_ID_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
     SLURM_JOB_ID_FIELD_NUMBER: _builtins.int
@@ -445,6 +585,8 @@ class LeaseReport(_message.Message):
     AT_US_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     CLOSING_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DONE_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     cluster: _builtins.str
     slurm_job_id: _builtins.str
@@ -461,6 +603,14 @@ class LeaseReport(_message.Message):
     """why the agent is leaving (`sigterm`, `asked`), or "" """
     @_builtins.property
     def slots(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotReport]: ...
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldWeights]:
+        """on its node's disk"""
+
+    @_builtins.property
+    def weights_done(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """act id → what came of it"""
+
     def __init__(
         self,
         *,
@@ -476,10 +626,12 @@ class LeaseReport(_message.Message):
         at_us: _builtins.int = ...,
         slots: _abc.Iterable[Global___SlotReport] | None = ...,
         closing: _builtins.str = ...,
+        weights: _abc.Iterable[Global___HeldWeights] | None = ...,
+        weights_done: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_us", b"at_us", "closing", b"closing", "cluster", b"cluster", "epoch", b"epoch", "gpus", b"gpus", "lease_id", b"lease_id", "node", b"node", "revision", b"revision", "run", b"run", "slots", b"slots", "slurm_job_id", b"slurm_job_id", "started_us", b"started_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_us", b"at_us", "closing", b"closing", "cluster", b"cluster", "epoch", b"epoch", "gpus", b"gpus", "lease_id", b"lease_id", "node", b"node", "revision", b"revision", "run", b"run", "slots", b"slots", "slurm_job_id", b"slurm_job_id", "started_us", b"started_us", "weights", b"weights", "weights_done", b"weights_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
