@@ -10,6 +10,7 @@ from pathlib import Path
 from scheduler.contracts import ids, slurm
 from slurm_plugins import (
     find,
+    parse_reservation,
     parse_sacct,
     parse_scontrol,
     parse_squeue,
@@ -137,6 +138,10 @@ class CliClient:
         return parse_scontrol.partitions(
             self._call(["scontrol", "--all", "-o", "show", "partition"])
         )
+
+    def reservations(self) -> tuple[slurm.Reservation, ...]:
+        """List reservations by ``scontrol show reservation``."""
+        return parse_reservation.text(self._call(["scontrol", "-o", "show", "reservation"]))
 
     def accounting(self, job_id: ids.SlurmJobId) -> tuple[slurm.JobRun, ...]:
         """Return every run by ``sacct -D``, times in seconds since the epoch."""

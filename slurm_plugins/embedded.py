@@ -8,7 +8,6 @@ that opened it: a broker that restarts finds them running.
 import contextlib
 import getpass
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from slurm_plugins import (
     embedded_runner,
     embedded_schedule,
     embedded_store,
-    hostlist,
     sbatch,
     stamp,
 )
@@ -196,6 +194,22 @@ class EmbeddedClient:
             for rank, name in enumerate(self.shape.partitions)
         )
 
+    def reservations(self) -> tuple[slurm.Reservation, ...]:
+        """List the reservations that have not ended."""
+        with self._store.change() as state:
+            now_us = self._clock.wall_us()
+            return tuple(kept for kept in state.reservations.values() if kept.ends_us > now_us)
+
+    def reserve(self, reservation: slurm.Reservation) -> None:
+        """Keep nodes from a time on, as ``scontrol create reservation`` does; `release` ends it."""
+        with self._store.change() as state:
+            state.reservations[reservation.name] = reservation
+
+    def release(self, name: str) -> None:
+        """Forget a reservation; one that is not there is no error."""
+        with self._store.change() as state:
+            state.reservations.pop(name, None)
+
     def accounting(self, job_id: ids.SlurmJobId) -> tuple[slurm.JobRun, ...]:
         """Return the job's run; nothing is requeued here, so there is one at most."""
         self._tick()
@@ -256,7 +270,9 @@ class EmbeddedClient:
             for record in state.running():
                 self._look_after(record)
             decision = embedded_schedule.decide(
-                [record for record in state.jobs.values() if not record.state.final], self.shape
+                [record for record in state.jobs.values() if not record.state.final],
+                self.shape,
+                embedded_schedule.Closed(self._clock.wall_us(), tuple(state.reservations.values())),
             )
             for job_id, reason in decision.reasons.items():
                 state.jobs[job_id].reason = reason
@@ -300,7 +316,7 @@ class EmbeddedClient:
                 "script": str(script),
                 "directory": record.spec.directory,
                 "output": embedded_store.output_file(record),
-                "environment": self._environment(record),
+                "environment": embedded_store.environment(record, self.cluster),
                 "kill_wait_s": self.kill_wait_s,
             },
         )
@@ -319,34 +335,6 @@ class EmbeddedClient:
         record.started_us = self._clock.wall_us()
         record.state = slurm.JobState.RUNNING
         record.reason = "None"
-
-    def _environment(self, record: embedded_store.Record) -> dict[str, str]:
-        nodes = list(record.gpus)
-        gpus = ",".join(map(str, record.gpus[nodes[0]]))
-        names = hostlist.compress(nodes)
-        account = record.spec.account or "root"
-        held = {"SLURM_JOB_GPUS": gpus, "CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
-        return {
-            **sbatch.environment(record.spec),
-            "HOME": os.environ.get("HOME", "/"),
-            "USER": record.user,
-            "SLURM_JOB_ID": record.job_id,
-            "SLURM_JOBID": record.job_id,
-            "SLURM_JOB_NAME": record.spec.name,
-            "SLURM_JOB_USER": record.user,
-            "SLURM_JOB_ACCOUNT": account,
-            "SLURM_JOB_PARTITION": record.partition,
-            "SLURM_JOB_NODELIST": names,
-            "SLURM_NODELIST": names,
-            "SLURM_JOB_NUM_NODES": str(len(nodes)),
-            "SLURM_NNODES": str(len(nodes)),
-            "SLURM_CPUS_ON_NODE": str(record.spec.cpus_per_node),
-            "SLURM_GPUS_ON_NODE": str(len(record.gpus[nodes[0]])),
-            "SLURM_SUBMIT_DIR": record.spec.directory,
-            "SLURM_CLUSTER_NAME": self.cluster,
-            "SLURMD_NODENAME": nodes[0],
-            **held,
-        }
 
     def _stop(self, record: embedded_store.Record, why: slurm.JobState) -> None:
         record.why = record.why or why.value

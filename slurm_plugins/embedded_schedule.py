@@ -5,7 +5,7 @@ of a later one; within a partition, the order of submission, and a job that does
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from scheduler.contracts import slurm
 from slurm_plugins import embedded_store
@@ -30,6 +30,24 @@ class Shape:
     def names(self) -> tuple[str, ...]:
         """The nodes' names."""
         return tuple(f"e{number}" for number in range(1, self.nodes + 1))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Closed:
+    """What time it is, and the reservations: a job that would run into one does not start on its nodes."""
+
+    now_us: int = 0
+    reservations: Sequence[slurm.Reservation] = ()
+
+    def to(self, job: embedded_store.Record) -> frozenset[str]:
+        """Return the nodes on which ``job`` can't start now."""
+        end_us = self.now_us + job.time_limit_s * 1_000_000
+        return frozenset(
+            node
+            for kept in self.reservations
+            if kept.starts_us < end_us and kept.ends_us > self.now_us
+            for node in kept.nodes
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,12 +82,15 @@ def fault(spec: slurm.JobSpec, shape: Shape) -> str:
     return ""
 
 
-def decide(jobs: Sequence[embedded_store.Record], shape: Shape) -> Decision:
+def decide(
+    jobs: Sequence[embedded_store.Record], shape: Shape, closed: Closed | None = None
+) -> Decision:
     """Place what fits now.
 
     Args:
         jobs: all that are not final.
         shape: the machine.
+        closed: nodes that are reserved; None: none are.
     """
     running = [job for job in jobs if job.started_us]
     taken = _taken(running)
@@ -82,19 +103,23 @@ def decide(jobs: Sequence[embedded_store.Record], shape: Shape) -> Decision:
         pending, key=lambda job: (_tier(job.spec.partitions, shape), int(job.job_id))
     ):
         tier = _tier(job.spec.partitions, shape)
+        shut = closed.to(job) if closed is not None else frozenset[str]()
         if job.spec.hold:
             reasons[job.job_id] = "JobHeldUser"
         elif blocked_tier is not None and tier > blocked_tier:
             reasons[job.job_id] = "Priority"
-        elif placed := _place(job.spec, taken, shape):
+        elif placed := _place(job.spec, taken, shape, shut):
             starts.append(Start(job.job_id, shape.partitions[tier], placed))
             for node, indexes in placed.items():
                 taken.append((node, job.spec.cpus_per_node, indexes))
+        elif shut and _place(job.spec, taken, shape):
+            # As with Slurm, what waits for a reservation's end keeps nobody else waiting.
+            reasons[job.job_id] = "ReqNodeNotAvail, Reserved for maintenance"
         else:
             reasons[job.job_id] = "Resources"
             blocked_tier = tier if blocked_tier is None else blocked_tier
             if not preempt:
-                preempt = _victims(job.spec, running, shape)
+                preempt = _victims(job.spec, running, shape, shut)
     return Decision(tuple(starts), tuple(preempt), reasons)
 
 
@@ -129,10 +154,14 @@ def _free(node: str, taken: _Taken, shape: Shape) -> tuple[list[int], int]:
     return [index for index in range(shape.gpus) if index not in held], cpus
 
 
-def _place(spec: slurm.JobSpec, taken: _Taken, shape: Shape) -> dict[str, tuple[int, ...]]:
+def _place(
+    spec: slurm.JobSpec, taken: _Taken, shape: Shape, shut: Collection[str] = ()
+) -> dict[str, tuple[int, ...]]:
     """Choose nodes, the fullest that still fits first: whole nodes stay whole for wide jobs."""
     fits: list[tuple[int, str, list[int]]] = []
     for node in shape.names:
+        if node in shut:
+            continue
         gpus, cpus = _free(node, taken, shape)
         if _may(spec, node) and len(gpus) >= spec.gpus_per_node and cpus >= spec.cpus_per_node:
             fits.append((len(gpus), node, gpus))
@@ -143,7 +172,10 @@ def _place(spec: slurm.JobSpec, taken: _Taken, shape: Shape) -> dict[str, tuple[
 
 
 def _victims(
-    spec: slurm.JobSpec, running: Sequence[embedded_store.Record], shape: Shape
+    spec: slurm.JobSpec,
+    running: Sequence[embedded_store.Record],
+    shape: Shape,
+    shut: Collection[str],
 ) -> list[str]:
     """Choose running jobs of lower partitions to end, the youngest first; none if that is not enough.
 
@@ -160,6 +192,6 @@ def _victims(
         if victim is not None:
             staying.remove(victim)
             victims.append(victim.job_id)
-        if _place(spec, _taken(staying), shape):
+        if _place(spec, _taken(staying), shape, shut):
             return victims
     return []

@@ -8,13 +8,14 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from scheduler.contracts import ids, slurm
-from slurm_plugins import embedded_runner
+from slurm_plugins import embedded_runner, hostlist, sbatch
 
 
 @dataclasses.dataclass(slots=True)
@@ -47,10 +48,11 @@ class Record:
 
 @dataclasses.dataclass(slots=True)
 class State:
-    """Everything: the next number and the jobs by theirs."""
+    """Everything: the next number, the jobs by theirs, and the reservations by name."""
 
     next_id: int = 1
     jobs: dict[str, Record] = dataclasses.field(default_factory=dict)
+    reservations: dict[str, slurm.Reservation] = dataclasses.field(default_factory=dict)
 
     def running(self) -> list[Record]:
         """Return the jobs that hold GPUs."""
@@ -72,6 +74,36 @@ def output_file(record: Record) -> str:
     ):  # fmt: skip
         text = text.replace(mark, value)
     return str(Path(record.spec.directory, text))
+
+
+def environment(record: Record, cluster: str) -> dict[str, str]:
+    """Return the environment of a started job, as Slurm's own would be."""
+    nodes = list(record.gpus)
+    gpus = ",".join(map(str, record.gpus[nodes[0]]))
+    names = hostlist.compress(nodes)
+    account = record.spec.account or "root"
+    held = {"SLURM_JOB_GPUS": gpus, "CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+    return {
+        **sbatch.environment(record.spec),
+        "HOME": os.environ.get("HOME", "/"),
+        "USER": record.user,
+        "SLURM_JOB_ID": record.job_id,
+        "SLURM_JOBID": record.job_id,
+        "SLURM_JOB_NAME": record.spec.name,
+        "SLURM_JOB_USER": record.user,
+        "SLURM_JOB_ACCOUNT": account,
+        "SLURM_JOB_PARTITION": record.partition,
+        "SLURM_JOB_NODELIST": names,
+        "SLURM_NODELIST": names,
+        "SLURM_JOB_NUM_NODES": str(len(nodes)),
+        "SLURM_NNODES": str(len(nodes)),
+        "SLURM_CPUS_ON_NODE": str(record.spec.cpus_per_node),
+        "SLURM_GPUS_ON_NODE": str(len(record.gpus[nodes[0]])),
+        "SLURM_SUBMIT_DIR": record.spec.directory,
+        "SLURM_CLUSTER_NAME": cluster,
+        "SLURMD_NODENAME": nodes[0],
+        **held,
+    }
 
 
 class Store:
@@ -110,6 +142,10 @@ def _plain(state: State) -> dict[str, Any]:
     return {
         "next_id": state.next_id,
         "jobs": {key: dataclasses.asdict(record) for key, record in state.jobs.items()},
+        "reservations": {
+            key: {**dataclasses.asdict(kept), "flags": sorted(kept.flags)}
+            for key, kept in state.reservations.items()
+        },
     }
 
 
@@ -119,7 +155,8 @@ def _read(text: str, file: Path) -> State:
     try:
         value = json.loads(text)
         jobs = {key: _record(raw) for key, raw in value["jobs"].items()}
-        return State(next_id=int(value["next_id"]), jobs=jobs)
+        kept = {key: _reservation(raw) for key, raw in value.get("reservations", {}).items()}
+        return State(next_id=int(value["next_id"]), jobs=jobs, reservations=kept)
     except (ValueError, KeyError, TypeError) as error:
         raise slurm.SlurmGarbled(
             f"embedded Slurm: {file} can't be read ({error}); move it away to start anew"
@@ -130,6 +167,11 @@ def _record(raw: Mapping[str, Any]) -> Record:
     return Record(
         **{**raw, "spec": _spec(raw["spec"]), "state": slurm.JobState(raw["state"])},
     )
+
+
+def _reservation(raw: Mapping[str, Any]) -> slurm.Reservation:
+    lists = {name: tuple(raw[name]) for name in ("nodes", "users", "accounts")}
+    return slurm.Reservation(**{**raw, **lists, "flags": frozenset(raw["flags"])})
 
 
 def _spec(raw: Mapping[str, Any]) -> slurm.JobSpec:

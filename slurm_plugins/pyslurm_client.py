@@ -27,6 +27,11 @@ from slurm_plugins import (
 _Result = TypeVar("_Result")
 _GONE = ("invalid job id", "already completing or completed", "already finished")
 _UNCERTAIN = ("socket timed out", "zero bytes", "unexpected message")
+# What pyslurm calls by another name than Slurm.
+_FLAGS = {
+    "MAINTENANCE": "MAINT", "IGNORE_RUNNING_JOBS": "IGNORE_JOBS", "SPECIFIC_NODES": "SPEC_NODES",
+    "PARTITION_NODES_ONLY": "PART_NODES", "STATIC_NODES": "STATIC",
+}  # fmt: skip
 # Names that are not just their words joined.
 _CONFIG_NAMES = {
     "version": "SLURM_VERSION", "kill_wait_time": "KillWait", "cluster_name": "ClusterName",
@@ -141,6 +146,11 @@ class PyslurmClient:
         """List partitions."""
         loaded = self._ask("partitions", self._pyslurm.Partitions.load)
         return tuple(_partition(raw) for raw in loaded.values())
+
+    def reservations(self) -> tuple[slurm.Reservation, ...]:
+        """List reservations."""
+        loaded = self._ask("reservations", self._pyslurm.Reservations.load)
+        return tuple(_reservation(raw) for raw in loaded.values())
 
     def accounting(self, job_id: ids.SlurmJobId) -> tuple[slurm.JobRun, ...]:
         """Return every run of a job from slurmdbd."""
@@ -335,6 +345,20 @@ def _partition(raw: Any) -> slurm.Partition:
         preempt_mode=_read(raw, "preempt_mode"),
         priority_tier=int(raw.priority_tier or 1),
         grace_time_s=int(raw.preemption_grace_time or 0),
+    )
+
+
+def _reservation(raw: Any) -> slurm.Reservation:
+    again = str(getattr(raw.reoccurrence, "value", raw.reoccurrence))
+    named = {flag.name for flag in type(raw.flags) if flag in raw.flags}
+    return slurm.Reservation(
+        name=str(raw.name),
+        starts_us=_us(raw.start_time),
+        ends_us=_us(raw.end_time),
+        nodes=tuple(hostlist.expand(_read(raw, "nodes"))),
+        flags=frozenset(_FLAGS.get(name, name) for name in (named | ({again} - {"NO"}))),
+        users=tuple(raw.users or ()),
+        accounts=tuple(raw.accounts or ()),
     )
 
 

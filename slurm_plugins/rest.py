@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from scheduler.contracts import ids, slurm
-from slurm_plugins import find, parse_squeue, rest_versions, sbatch
+from slurm_plugins import find, parse_reservation, parse_squeue, rest_versions, sbatch
 
 _GONE = ("invalid job id", "already completing or completed", "already finished")
 _NAME = re.compile(r"[A-Z0-9]{1,12}")
@@ -146,6 +146,14 @@ class RestClient:
             return tuple(self.adapter.partition(raw) for raw in value["partitions"])
         except (TypeError, AttributeError, KeyError, ValueError) as error:
             raise rest_versions.unreadable("partitions", error) from error
+
+    def reservations(self) -> tuple[slurm.Reservation, ...]:
+        """List reservations."""
+        value = self._get("reservations")
+        try:
+            return parse_reservation.answer(value)
+        except (TypeError, AttributeError, KeyError, ValueError) as error:
+            raise rest_versions.unreadable("reservations", error) from error
 
     def accounting(self, job_id: ids.SlurmJobId) -> tuple[slurm.JobRun, ...]:
         """Return every run of a job from ``/slurmdb``."""

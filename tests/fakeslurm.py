@@ -30,6 +30,7 @@ class FakeSlurm:
         self.refuse = ""
         self.submitted: list[slurm.JobSpec] = []
         self.cancelled: list[str] = []
+        self.reserved: tuple[slurm.Reservation, ...] = ()
         self.people: tuple[slurm.Association, ...] | None = None
         self._jobs: dict[ids.SlurmJobId, slurm.Job] = {}
         self._next = 100
@@ -98,6 +99,11 @@ class FakeSlurm:
         """List one partition."""
         self._answer()
         return (slurm.Partition("serve", True, ("n1", "n2"), None),)
+
+    def reservations(self) -> tuple[slurm.Reservation, ...]:
+        """List what a test has reserved."""
+        self._answer()
+        return self.reserved
 
     def accounting(self, job_id: ids.SlurmJobId) -> tuple[slurm.JobRun, ...]:
         """Return one run of a job that has begun."""

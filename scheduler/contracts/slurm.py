@@ -222,6 +222,31 @@ class Partition:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Reservation:
+    """Nodes that Slurm keeps for somebody, or for maintenance, for some time.
+
+    Attributes:
+        starts_us, ends_us: UTC µs; one that comes again (`DAILY` …) tells its present or next time.
+        nodes: empty where it keeps only licences.
+        flags: Slurm's words, upper case (`MAINT`, `IGNORE_JOBS`, `DAILY` …).
+        users, accounts: whom it is for; both empty for maintenance of older releases.
+    """
+
+    name: str
+    starts_us: int
+    ends_us: int
+    nodes: tuple[str, ...] = ()
+    flags: frozenset[str] = frozenset()
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+
+    @property
+    def maintenance(self) -> bool:
+        """Whether its nodes are worked on."""
+        return "MAINT" in self.flags
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class JobRun:
     """One run of a job in Slurm's accounting (a requeued job has several).
 
@@ -311,6 +336,10 @@ class SlurmPort(Protocol):
 
     def partitions(self) -> tuple[Partition, ...]:
         """List partitions."""
+        ...
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        """List reservations that have not ended; jobs start on their nodes only if they end before."""
         ...
 
     def accounting(self, job_id: ids.SlurmJobId) -> tuple[JobRun, ...]:

@@ -5,8 +5,10 @@ that `make test-pyslurm` builds: pyslurm, the command line, and REST in each dat
 """
 
 import dataclasses
+import datetime
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,6 +65,33 @@ class Subject:
             environment={"FOREBAY_TEST": "a,b 'c' $HOME\tü", "PATH": "/usr/bin:/bin"},
         )
 
+    def reserve(self, kept: slurm.Reservation) -> None:
+        """Keep nodes, as an admin does; `release` ends it."""
+        if isinstance(self.port, embedded.EmbeddedClient):
+            self.port.reserve(kept)
+            return
+        self._scontrol(
+            "create", "reservation", f"ReservationName={kept.name}",
+            f"StartTime={_scontrol_time(kept.starts_us)}", f"EndTime={_scontrol_time(kept.ends_us)}",
+            f"Nodes={','.join(kept.nodes)}", f"Flags={','.join(sorted(kept.flags))}",
+            f"Users={','.join(kept.users)}",
+        )  # fmt: skip
+
+    def release(self, name: str) -> None:
+        """End a reservation."""
+        if isinstance(self.port, embedded.EmbeddedClient):
+            self.port.release(name)
+        else:
+            self._scontrol("delete", f"ReservationName={name}")
+
+    def _scontrol(self, *words: str) -> None:
+        subprocess.run(
+            ["scontrol", *words],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "SLURM_CONF": self.conf, "TZ": "UTC"},
+        )
+
     def job(self, job_id: str) -> slurm.Job:
         """Return a job out of the list of all."""
         return next(job for job in self.port.jobs() if job.job_id == job_id)
@@ -77,6 +106,11 @@ class Subject:
         file = self.folder / f"out-{job_id}"
         eventually(lambda: file.exists() and ends in file.read_text(), f"output of job {job_id}")
         return file.read_text()
+
+
+def _scontrol_time(at_us: int) -> str:
+    moment = datetime.datetime.fromtimestamp(at_us / 1_000_000, datetime.UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:

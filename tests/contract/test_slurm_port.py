@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,6 +130,39 @@ def test_partitions_say_who_goes_first(subject: Subject) -> None:
     # REST before 0.0.45 has no word on it, except for 0.0.38.
     assert found["serve"].preempt_mode in {"OFF", ""}
     assert found["backfill"].preempt_mode in {"REQUEUE", "CANCEL", ""}
+
+
+def test_reservations_are_told_and_no_lease_that_would_cross_one_starts(subject: Subject) -> None:
+    """All nodes are kept in half an hour: ten minutes still fit before it, an hour does not."""
+    nodes = tuple(sorted(node.name for node in subject.port.nodes()))
+    starts_us = (int(time.time()) + 1800) * 1_000_000
+    kept = slurm.Reservation(
+        f"maint-{subject.port.kind}", starts_us, starts_us + 3_600_000_000, nodes,
+        frozenset({"MAINT", "IGNORE_JOBS"}), ("root",),
+    )  # fmt: skip
+    assert kept.name not in {one.name for one in subject.port.reservations()}
+    subject.reserve(kept)
+    try:
+        (found,) = (one for one in subject.port.reservations() if one.name == kept.name)
+        assert (found.starts_us, found.ends_us) == (kept.starts_us, kept.ends_us)
+        assert tuple(sorted(found.nodes)) == nodes
+        assert found.maintenance
+        assert kept.flags <= found.flags
+        assert (found.users, found.accounts) == (("root",), ())
+        crossing = dataclasses.replace(subject.spec("sleep 60"), time_limit_s=3600)
+        waits = subject.port.submit(crossing).job_id
+        fits = subject.port.submit(subject.spec("sleep 60")).job_id
+        subject.until(fits, running)
+        eventually(lambda: "ReqNodeNotAvail" in subject.job(waits).reason, "why it waits")
+        assert subject.job(waits).state is slurm.JobState.PENDING
+        subject.port.cancel(fits)
+    finally:
+        subject.release(kept.name)
+    assert kept.name not in {one.name for one in subject.port.reservations()}
+    subject.until(waits, running)
+    for job_id in (waits, fits):
+        subject.port.cancel(job_id)
+        subject.until(job_id, final)
 
 
 @pytest.mark.parametrize(
