@@ -1,19 +1,16 @@
 """Sends one line to the gateway and says what came back; knows nothing of jobs' lives or retries."""
 
+import asyncio
 import dataclasses
-import json
 import urllib.parse
-from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
-import aiohttp
-
-from batch_jobs import grouping, lines, model, partial, verdicts
+from batch_jobs import grouping, jsontext, lines, model, partial, verdicts, wire
 from scheduler.contracts import frames, requests
 
-Heard = Callable[[frames.Frame, str], None]
-"""Called with each frame of ids of an answer under way, and the version that they belong to."""
+_CONNECT_S = 10.0
+_HEADS = 1_024  # jobs' heads that are kept
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,7 +30,7 @@ class Work:
     @classmethod
     def of(cls, line: lines.Line) -> Self:
         """Encode a line's body."""
-        payload = json.dumps(line.body, separators=(",", ":")).encode()
+        payload = jsontext.write(line.body)
         slim = dataclasses.replace(line, body={"model": line.model})
         return cls(slim, payload, (line.model, grouping.prefix(line.body)))
 
@@ -42,7 +39,7 @@ class Sender(Protocol):
     """What the runner needs of the gateway."""
 
     async def send(
-        self, job: model.BatchJob, work: Work, begun: partial.Partial | None, heard: Heard
+        self, job: model.BatchJob, work: Work, begun: partial.Partial | None, heard: wire.Heard
     ) -> verdicts.Answer:
         """Send a line for its job's team and user; whatever goes wrong is in the answer.
 
@@ -56,24 +53,25 @@ class Sender(Protocol):
 
 
 class HttpSender:
-    """The gateway over HTTP, as Forebay's own service. An async context manager."""
+    """The gateway over HTTP, as Forebay's own service. An async context manager.
+
+    Args:
+        url: the gateway's base URL.
+        service_key: the credential that may act for the jobs' teams and users.
+        timeout_s: longest wait for an answer.
+    """
 
     def __init__(self, url: str, service_key: str, timeout_s: float) -> None:
-        self._url = url.rstrip("/")
-        self._headers = {
-            "Authorization": f"Bearer {service_key}",
-            "Content-Type": "application/json",
-            "Accept": frames.MEDIA_TYPE,
-            "X-Forebay-Priority": str(requests.Tier.BATCH),
-        }
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10.0)
-        self._session: aiohttp.ClientSession | None = None
+        self._pool = wire.Pool(url, _CONNECT_S)
+        self._timeout_s = timeout_s
+        self._common = (
+            f"Host: {self._pool.host}\r\nAuthorization: Bearer {service_key}\r\n"
+            f"Content-Type: application/json\r\nAccept: {frames.MEDIA_TYPE}\r\n"
+            f"X-Forebay-Priority: {requests.Tier.BATCH}\r\n"
+        )
+        self._heads: dict[tuple[int, str], bytes] = {}
 
     async def __aenter__(self) -> Self:
-        # limit=0: how many lines are in flight is the windows' business.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=self._timeout, trust_env=False
-        )
         return self
 
     async def __aexit__(
@@ -82,70 +80,50 @@ class HttpSender:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        self._pool.close()
 
     async def send(
-        self, job: model.BatchJob, work: Work, begun: partial.Partial | None, heard: Heard
+        self, job: model.BatchJob, work: Work, begun: partial.Partial | None, heard: wire.Heard
     ) -> verdicts.Answer:
         """Send a line; see `Sender.send`."""
-        if self._session is None:
-            raise RuntimeError("the sender was not entered")
-        headers = {
-            **self._headers,
-            "X-Forebay-Batch-Job": str(job.job_id),
-            "X-Forebay-Custom-Id": urllib.parse.quote(work.line.custom_id, safe=""),
-            "X-Forebay-Team": urllib.parse.quote(job.team, safe=""),
-            "X-Forebay-User": urllib.parse.quote(job.user, safe=""),
-        }
-        payload = work.payload
+        payload, more = work.payload, ""
         if begun is not None:
             payload = begun.into(payload)
             if begun.version:
-                headers["X-Forebay-Version"] = begun.version
-        url = self._url + work.line.endpoint
+                more = f"X-Forebay-Version: {_quoted(begun.version)}\r\n"
+        custom_id = urllib.parse.quote(work.line.custom_id, safe="")
+        tail = f"X-Forebay-Custom-Id: {custom_id}\r\n{more}Content-Length: {len(payload)}\r\n\r\n"
         try:
-            async with self._session.post(url, data=payload, headers=headers) as response:
-                if response.content_type == frames.MEDIA_TYPE:
-                    return await _framed(response, heard)
-                body = await response.read()
-                return verdicts.Answer(
-                    status=response.status,
-                    body=body,
-                    request_id=response.headers.get("X-Forebay-Request-Id", ""),
-                    retry_after_s=_seconds(response.headers.get("Retry-After", "")),
-                )
-        except aiohttp.ClientConnectorError:
+            connection = await self._pool.get()
+        except OSError:
             return verdicts.Answer(verdicts.NOT_SENT)
+        head = self._head(job, work.line.endpoint)
+        answer = connection.send((head, tail.encode("latin-1", "replace"), payload), heard)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await answer
         except TimeoutError:
             return verdicts.Answer(verdicts.TOO_LATE)
-        except (aiohttp.ClientError, OSError, frames.FrameError):
-            return verdicts.Answer(verdicts.CUT)
+        finally:
+            if answer.cancelled():
+                connection.abort()
+
+    def _head(self, job: model.BatchJob, endpoint: str) -> bytes:
+        """Return what all lines of a job send to an endpoint."""
+        found = self._heads.get((job.job_id, endpoint))
+        if found is None:
+            if len(self._heads) >= _HEADS:
+                self._heads.clear()
+            team, user = (urllib.parse.quote(name, safe="") for name in (job.team, job.user))
+            found = (
+                f"POST {self._pool.path}{endpoint} HTTP/1.1\r\n{self._common}"
+                f"X-Forebay-Batch-Job: {job.job_id}\r\n"
+                f"X-Forebay-Team: {team}\r\nX-Forebay-User: {user}\r\n"
+            ).encode()
+            self._heads[job.job_id, endpoint] = found
+        return found
 
 
-async def _framed(response: aiohttp.ClientResponse, heard: Heard) -> verdicts.Answer:
-    """Read an answer that came in frames, see the gateway's `line_outlet`."""
-    decoder, body = frames.Decoder(), b""
-    version = response.headers.get("X-Forebay-Version", "")
-    request_id = response.headers.get("X-Forebay-Request-Id", "")
-    async for chunk in response.content.iter_any():
-        for frame in decoder.feed(chunk):
-            if frame.kind is frames.Kind.END:
-                return verdicts.Answer(200, body, request_id)
-            if frame.kind is frames.Kind.ERROR:
-                said = json.loads(frame.payload)
-                return verdicts.Answer(
-                    int(said["status"]), frame.payload, request_id, float(said["retry_after_s"])
-                )
-            if frame.kind is frames.Kind.DATA and frame.payload:
-                body += frame.payload
-            else:
-                heard(frame, version)
-    return verdicts.Answer(verdicts.CUT, request_id=request_id)
-
-
-def _seconds(text: str) -> float:
-    try:
-        return max(0.0, min(float(text), 86_400.0))
-    except ValueError:
-        return 0.0
+def _quoted(text: str) -> str:
+    """Return a header's value that can't end its line."""
+    return "".join(letter for letter in text if letter.isprintable())

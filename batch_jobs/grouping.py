@@ -7,9 +7,10 @@ cache that is large enough for the longest request.
 """
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from batch_jobs import jsontext
 
 LINES = 2_048  # that are put in order at once
 BYTES = 2 * 1024 * 1024  # of their bodies: what a job keeps in memory
@@ -24,7 +25,7 @@ def prefix(body: Mapping[str, Any]) -> bytes:
     parts: list[bytes] = []
     size = 0
     for part in prompt if isinstance(prompt, list) else ():
-        text = json.dumps(part, separators=(",", ":")).encode()
+        text = jsontext.write(part)
         parts.append(text[: _KEY_BYTES - size])
         size += len(parts[-1])
         if size >= _KEY_BYTES:

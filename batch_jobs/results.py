@@ -5,14 +5,13 @@ died in between starts over. Both files are written under a temporary name, sync
 """
 
 import dataclasses
-import json
 import os
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from batch_jobs import checkpoint, journal, lines, model
+from batch_jobs import checkpoint, journal, jsontext, lines, model
 
 INPUT = "input.jsonl"
 JOURNAL = "journal"
@@ -33,24 +32,24 @@ _ENDED = {
 }
 
 
-def _dump(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
 def _line(
     job_id: int, number: int, custom_id: str | None, *, response: bytes, error: bytes
 ) -> bytes:
-    head = b'{"id":"batch_req_%d_%d","custom_id":%s' % (job_id, number, _dump(custom_id))
+    head = b'{"id":"batch_req_%d_%d","custom_id":%s' % (job_id, number, jsontext.write(custom_id))
     return head + b',"response":' + response + b',"error":' + error + b"}\n"
 
 
 def _response(status: int, request_id: str, body: bytes) -> bytes:
-    return b'{"status_code":%d,"request_id":%s,"body":%s}' % (status, _dump(request_id), body)
+    return b'{"status_code":%d,"request_id":%s,"body":%s}' % (
+        status,
+        jsontext.write(request_id),
+        body,
+    )
 
 
 def answered(job_id: int, line: lines.Line, request_id: str, body: dict[str, Any]) -> bytes:
     """Return the output file's line for an answer."""
-    response = _response(200, request_id, _dump(body))
+    response = _response(200, request_id, jsontext.write(body))
     return _line(job_id, line.number, line.custom_id, response=response, error=b"null")
 
 
@@ -66,8 +65,8 @@ def failed(  # noqa: PLR0913 - an error line has that many independent parts
     body: dict[str, Any] | None = None,
 ) -> bytes:
     """Return the error file's line: always with an `error`, and with the response if there was one."""
-    response = _response(status, request_id, _dump(body)) if status > 0 else b"null"
-    error = _dump({"code": code, "message": f"line {number}: {message}", "line": number})
+    response = _response(status, request_id, jsontext.write(body)) if status > 0 else b"null"
+    error = jsontext.write({"code": code, "message": f"line {number}: {message}", "line": number})
     return _line(job_id, number, custom_id, response=response, error=error)
 
 

@@ -13,10 +13,10 @@
 
 import dataclasses
 import enum
-import json
 import zlib
 from typing import Any
 
+from batch_jobs import jsontext
 from scheduler.contracts import errors
 
 NOT_SENT = 0  # no connection
@@ -118,14 +118,10 @@ def longest_wait_s(judged: Judged, asked_s: float, *, room_s: float, quota_s: fl
 
 def _object(body: bytes) -> dict[str, Any] | None:
     try:
-        value = json.loads(body.decode(), parse_constant=_no_constant)
+        value = jsontext.read(body)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _error(status: int, body: dict[str, Any] | None) -> tuple[str, str]:
