@@ -148,8 +148,12 @@ def _parts(
         pools = [
             (kind, number, role, [k for k in mine if kinds[k.replica.lease_id] is kind])
             for kind, number, role in (
-                (fleet.LeaseKind.SERVE, target.need, apart if 0 not in settings.rungs else shared),
-                (fleet.LeaseKind.BACKFILL, target.lent, fleet.Role.BATCH),
+                (
+                    fleet.LeaseKind.SERVE,
+                    target.need - target.borrowed,
+                    apart if 0 not in settings.rungs else shared,
+                ),
+                (fleet.LeaseKind.BACKFILL, target.lent + target.borrowed, fleet.Role.BATCH),
             )
         ]
     for kind, number, role, pool in pools:

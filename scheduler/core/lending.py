@@ -37,6 +37,8 @@ class Want:
         backlog: its work.
         current: replicas lent to it now; `floor`, `maximum`: bounds (maximum 0: none).
         young: of the current ones, those that have not run for their minimum time yet.
+        short: of the current ones, those that its own interactive callers need now: they only have to turn
+            (rung 1), while another's would have to go and one of its own be started in their place.
     """
 
     key: Key
@@ -46,6 +48,7 @@ class Want:
     floor: int = 0
     maximum: int = 0
     young: int = 0
+    short: int = 0
 
 
 def lend(spare_gpus: int, wants: Sequence[Want], *, settled: bool = True) -> Mapping[Key, int]:
@@ -59,7 +62,8 @@ def lend(spare_gpus: int, wants: Sequence[Want], *, settled: bool = True) -> Map
     ideal = _ideal(spare_gpus, wants)
     given = {want.key: _keep(want, ideal[want.key], settled) for want in wants}
     sizes = {want.key: want.gpus for want in wants}
-    _cut(given, ideal, sizes, spare_gpus)
+    turned = {want.key: want.current - want.short for want in wants if want.short}
+    _cut(given, ideal, sizes, spare_gpus, turned)
     left = spare_gpus - sum(given[key] * sizes[key] for key in given)
     # What is left over goes to who is furthest below its share.
     while True:
@@ -108,15 +112,34 @@ def _keep(want: Want, ideal: float, settled: bool) -> int:
         return 0
     least = max(want.floor, want.young)
     if want.current and (not settled or abs(ideal - want.current) <= max(1.0, OFF * want.current)):
-        return max(least, want.current)
+        return min(max(least, want.current), want.maximum or want.current + least)
     return max(least, math.floor(ideal))
 
 
 def _cut(
-    given: dict[Key, int], ideal: Mapping[Key, float], sizes: Mapping[Key, int], spare: int
+    given: dict[Key, int],
+    ideal: Mapping[Key, float],
+    sizes: Mapping[Key, int],
+    spare: int,
+    turned: Mapping[Key, int],
 ) -> None:
-    """Take back until it fits, from who is furthest above its share."""
+    """Take back until it fits: first what is turned anyway, then from who is furthest above its share.
+
+    Args:
+        given: what each has; changed.
+        ideal: its share.
+        sizes: GPUs of a replica.
+        spare: what there is.
+        turned: what would be left to those whose own callers need some of theirs.
+    """
     while sum(given[key] * sizes[key] for key in given) > max(0, spare):
         held = [key for key in given if given[key] > 0]
-        victim = max(held, key=lambda key: (given[key] - ideal[key], key))
+        victim = max(
+            held,
+            key=lambda key: (
+                given[key] > turned.get(key, given[key]),
+                given[key] - ideal[key],
+                key,
+            ),
+        )
         given[victim] -= 1

@@ -66,9 +66,21 @@ def plan(snap: snapshot.Snapshot, settings: Settings) -> Plan:
     counted = members.counted(snap, rollover.rolling(snap, settings))
     wanted = targets.decide(snap, settings, counted)
     notes += wanted.notes
-    moved, memory = roles.roles(snap, settings, counted, wanted.of, notes)
-    todo += moved
-    todo += filling.fill(snap, settings, wanted.of, counted, notes)
+    filled = list(filling.fill(snap, settings, wanted.of, counted, notes))
+    # Roles are shared out among those that stay: a replica that stops here and its share of the roles would
+    # otherwise be given to another one, and taken back by the next plan.
+    leaving = {
+        action.replica_id
+        for action in (*todo, *filled)
+        if isinstance(action, actions.StopReplica | actions.ParkReplica)
+    }
+    staying = {
+        key: [known for known in mine if known.replica.replica_id not in leaving]
+        for key, mine in counted.items()
+    }
+    moved, memory = roles.roles(snap, settings, staying, wanted.of, notes)
+    todo += moved  # before anything that takes longer
+    todo += filled
     return Plan(
         tuple(todo),
         tuple(dict.fromkeys(notes)),

@@ -47,11 +47,17 @@ class Settings(autoscale.Settings, Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """What one deployment should have: `need` for interactive callers, `lent` for batch, and why."""
+    """What one deployment should have: `need` for interactive callers, `lent` for batch, and why.
+
+    Attributes:
+        borrowed: of the need, what its own replicas in backfill leases cover: their role turns (rung 1),
+            so that no lease has to be taken back for it (rung 3). Only where leases live apart.
+    """
 
     need: int
     lent: int
     reason: str
+    borrowed: int = 0
 
     @property
     def total(self) -> int:
@@ -93,6 +99,12 @@ def decide(
     found = {
         key: Target(fitting[key], lent.get(key, 0), needed.reason) for key, needed in needs.items()
     }
+    if 1 in settings.rungs and 2 not in settings.rungs:
+        kinds = members.kinds(snap)
+        for deployment in snap.deployments:
+            target, mine = found[deployment.key], counted.get(deployment.key, [])
+            borrowed = _short(deployment, target.need, _apart(mine, kinds), target.lent)
+            found[deployment.key] = dataclasses.replace(target, borrowed=borrowed)
     memory_of = {
         deployment.key: needs[deployment.key].memory
         for deployment in snap.deployments
@@ -228,6 +240,9 @@ def _lent(
                 known for known in mine if kinds[known.replica.lease_id] is fleet.LeaseKind.BACKFILL
             ]
             extra = len(mine)
+        short = 0
+        if 1 in settings.rungs and not swaps:
+            short = _short(deployment, needs[key], _apart(counted.get(key, []), kinds))
         young = sum(known.age_s < settings.min_run_s for known in mine)
         work = snap.backlogs.get(deployment.spec.model, lending.Backlog(0.0))
         wants.append(
@@ -239,6 +254,7 @@ def _lent(
                 floor=scaling.batch_floor,
                 maximum=scaling.batch_maximum,
                 young=min(extra, young),
+                short=short,
             )
         )
     spare = max(0, held - sum(needs[key] * sizes[key] for key in needs))
@@ -246,3 +262,26 @@ def _lent(
     given = lending.lend(spare, wants, settled=settled)
     moved = any(given[want.key] != want.current for want in wants)
     return given, snap.now if settled and moved else snap.lent_at
+
+
+def _apart(
+    mine: Sequence[snapshot.KnownReplica], kinds: Mapping[str, fleet.LeaseKind]
+) -> tuple[int, int]:
+    """Return how many of these are in serve leases and how many in backfill leases."""
+    backfill = sum(kinds[known.replica.lease_id] is fleet.LeaseKind.BACKFILL for known in mine)
+    return len(mine) - backfill, backfill
+
+
+def _short(
+    deployment: snapshot.Deployment, need: int, apart: tuple[int, int], lent: int = 0
+) -> int:
+    """Return how many replicas callers lack in serve leases that those in backfill leases can stand in for.
+
+    A role turns at once, a lease that is taken back and asked for anew costs a cold start on the very same
+    GPUs: rung 1 goes first. What has to stay warm whatever comes stands in leases that Slurm protects.
+    """
+    if deployment.scaling is None:
+        return 0
+    serve, backfill = apart
+    protected = max(serve, deployment.scaling.floor, deployment.scaling.minimum)
+    return max(0, min(need - protected, backfill - lent))

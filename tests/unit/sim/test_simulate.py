@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler.contracts import fleet
-from scheduler.core import plan, sizing
+from scheduler.core import actions, plan, sizing
 from scheduler.runtime import settings
 from scheduler.sim import commands, pair, policies, run, scenario, tally, traffic, world
 
@@ -162,3 +163,36 @@ def test_a_parked_replica_wakes_faster_than_it_starts() -> None:
     )
     assert here._wake_s(0) == pytest.approx(2 + 70 / 4 / 25)
     assert fleet.ReplicaState.ASLEEP
+
+
+def test_roles_and_leases_do_not_thrash_where_leases_live_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Roles flipped every tick: the plan that stopped one replica lent another one. Calm goes first."""
+    apart = policies.Policy((0, 1, 3), forecast=False, what="as the broker's defaults")
+    monkeypatch.setitem(policies.POLICIES, "apart", apart)
+    turned: dict[str, list[tuple[float, str]]] = {}
+    real = plan.plan
+
+    def watched(snap: Any, options: Any) -> plan.Plan:
+        made = real(snap, options)
+        stopped = {a.replica_id for a in made.actions if isinstance(a, actions.StopReplica)}
+        for action in made.actions:
+            if isinstance(action, actions.SetRole):
+                assert action.replica_id not in stopped
+                turned.setdefault(action.replica_id, []).append((snap.now, action.role))
+        return made
+
+    monkeypatch.setattr(plan, "plan", watched)
+    models = tuple(
+        dataclasses.replace(model, batch=scenario.Batch(share=0.5)) for model in site().models
+    )
+    run.simulate(site(hours=0.3, models=models), "apart")
+    assert turned
+    gaps = [
+        later - before
+        for turns in turned.values()
+        for (before, _), (later, _) in itertools.pairwise(turns)
+    ]
+    assert gaps
+    assert min(gaps) >= policies.Planner().calm_s, sorted(gaps)[:5]
