@@ -8,7 +8,7 @@ from sqlalchemy import orm
 
 from scheduler.contracts import errors, fleet, ids
 from scheduler.core import replicas, snapshot
-from scheduler.runtime.registry import catalog, database, journal, tables
+from scheduler.runtime.registry import database, journal, spec_json, tables
 
 ENDED_KEPT = 1000  # ended leases whose stamps are still known; older jobs are long gone from Slurm
 
@@ -248,7 +248,7 @@ def _replica(row: tables.Replica, leases: dict[ids.LeaseId, fleet.Lease]) -> Rep
         slot_id=ids.SlotId(row.slot_id),
         slurm_job_id=lease.slurm_job_id if lease else "",
         node=lease.nodes[0] if lease and lease.nodes else "",
-        spec=catalog.spec_from_json(row.spec),
+        spec=spec_json.read(row.spec),
         state=fleet.ReplicaState(row.state),
         role=fleet.Role(row.role),
         reason=row.reason,
@@ -274,7 +274,7 @@ def _fill_replica(session: orm.Session, wish: ReplicaRow) -> None:
             slot_id=replica.slot_id,
             model=replica.spec.model,
             version=replica.spec.version,
-            spec=catalog.spec_to_json(replica.spec),
+            spec=spec_json.write(replica.spec),
             drain_asked=False,
             created_us=wish.created_us,
             ended_us=0,

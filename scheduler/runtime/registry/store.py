@@ -6,6 +6,7 @@ Every method is one short transaction and blocks; callers on an event loop use `
 from scheduler.runtime.registry import (
     catalog,
     database,
+    declared,
     holdings,
     journal,
     keys,
@@ -19,7 +20,8 @@ class Registry:
     """What survives a restart.
 
     Attributes:
-        catalog: models, versions, routes, deployments.
+        catalog: models, versions, routes, deployments, as the broker runs them.
+        declared: what is declared of them, with its history.
         holdings: leases, slots, replicas.
         keys: API keys.
         lead: who leads.
@@ -31,6 +33,7 @@ class Registry:
     def __init__(self, base: database.Database) -> None:
         self.database = base
         self.catalog = catalog.Catalog(base)
+        self.declared = declared.Catalogue(base)
         self.holdings = holdings.Holdings(base)
         self.keys = keys.Keys(base)
         self.lead = lead.Lead(base)

@@ -49,12 +49,13 @@ class Version(Base):
 
 
 class Route(Base):
-    """Model to versions by weight in percent."""
+    """Model to versions by weight in percent; `rules`: callers, shadow, whose adapters are."""
 
     __tablename__ = "routes"
 
     model: orm.Mapped[str] = orm.mapped_column(sa.ForeignKey("models.name"), primary_key=True)
     weights: orm.Mapped[dict[str, Any]]
+    rules: orm.Mapped[dict[str, Any]] = orm.mapped_column(server_default="{}")
 
 
 class Deployment(Base):
@@ -324,3 +325,51 @@ class QuotaRevision(Base):
 
     name: orm.Mapped[str] = orm.mapped_column(primary_key=True)
     revision: orm.Mapped[int]
+
+
+class Declared(Base):
+    """An entry of the declared catalog; `models.document` says what is in which kind.
+
+    Models, versions, routes and deployments above are what is made of them.
+    """
+
+    __tablename__ = "declared"
+
+    kind: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    model: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    name: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    body: orm.Mapped[dict[str, Any]]
+    revision: orm.Mapped[int]
+
+
+class DeclaredChange(Base):
+    """A revision of the declared catalog: who, why, and every entry before and after."""
+
+    __tablename__ = "declared_changes"
+
+    revision: orm.Mapped[int] = orm.mapped_column(primary_key=True, autoincrement=False)
+    at_us: orm.Mapped[int]
+    author: orm.Mapped[str]
+    reason: orm.Mapped[str]
+    changes: orm.Mapped[list[Any]]
+
+
+class DeclaredState(Base):
+    """One row: the newest revision, a serial that every wish moves, and forebay.toml as last imported."""
+
+    __tablename__ = "declared_state"
+
+    name: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    revision: orm.Mapped[int]
+    serial: orm.Mapped[int]
+    imported: orm.Mapped[dict[str, Any]]
+
+
+class Rollout(Base):
+    """A model's newest rollout; see `models.rollout`."""
+
+    __tablename__ = "rollouts"
+
+    model: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    state: orm.Mapped[str]
+    body: orm.Mapped[dict[str, Any]]

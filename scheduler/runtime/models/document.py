@@ -1,0 +1,232 @@
+"""What a site declares of its models: profiles, models, versions, routes and adapters, typed.
+
+A document is the whole of it, as `fctl apply` reads it and `fctl show` prints it. The registry keeps it in
+entries, one for each thing that can change by itself; `entries` and `whole` turn the one into the other.
+Nothing here looks beyond a single field's kind and range: what the parts say of each other is `checks`.
+"""
+
+import enum
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import pydantic
+
+from scheduler.contracts import fleet, requests
+
+MOST = 10_000  # of anything: a slip must not flood the registry
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must not contain control characters or line breaks")
+    return text
+
+
+Text = Annotated[str, pydantic.Field(max_length=1024), pydantic.AfterValidator(_printable)]
+Name = Annotated[
+    str,
+    pydantic.Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$"),
+]
+
+
+class Runner(enum.StrEnum):
+    """What a version does with a request."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    CLASSIFY = "classify"
+
+
+class Frozen(pydantic.BaseModel):
+    """Strict: a key that is not known is a slip, and "5" is no number."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class Profile(Frozen):
+    """Hardware that replicas run on, as the site's Slurm names it.
+
+    Attributes:
+        gres_type: GPU type (`H100`); empty: any.
+        gpus: of one replica.
+        memory_gb: of host memory that a node must have, in 10^9 bytes; 0: not looked at.
+        constraint: node features, as sbatch takes them.
+        container: image that the engine runs in; empty: the site's own environment.
+    """
+
+    gres_type: Text = ""
+    gpus: int = pydantic.Field(1, ge=0, le=1024)
+    memory_gb: float = pydantic.Field(0.0, ge=0, le=1e6)
+    constraint: Text = ""
+    container: Text = ""
+
+
+class Version(Frozen):
+    """One version of a model: how a replica of it is started.
+
+    Attributes:
+        runner: what it does: generate, embed, or classify.
+        weights: folder (vllm), base URL (http), or a source that is staged.
+        dtype, quantization: as the engine names them; empty: as the weights say.
+        quantization_approval: who allowed that quantization for this version, and where it is written down.
+        tensor_parallel, pipeline_parallel: GPUs of a replica are their product, unless the profile says more.
+        engine_args: the engine's long options without dashes.
+        replicas, scaling, role, dedicated, itl_slo_ms: where they differ from the model's.
+    """
+
+    engine: fleet.EngineKind = fleet.EngineKind.VLLM
+    runner: Runner = Runner.GENERATE
+    weights: Text = ""
+    dtype: Text = ""
+    quantization: Text = ""
+    quantization_approval: Text = ""
+    tensor_parallel: int = pydantic.Field(1, ge=1, le=1024)
+    pipeline_parallel: int = pydantic.Field(1, ge=1, le=1024)
+    max_context: int = pydantic.Field(2048, ge=1, le=100_000_000)
+    engine_args: dict[str, Any] = {}
+    seats: int = pydantic.Field(8, ge=1, le=100_000)
+    reserved_seats: int = pydantic.Field(1, ge=0, le=100_000)
+    gpus: int | None = pydantic.Field(None, ge=0, le=1024)
+    replicas: int | None = pydantic.Field(None, ge=0, le=MOST)
+    scaling: dict[str, int | float] | None = None
+    role: fleet.Role | None = None
+    dedicated: Text | None = None
+    itl_slo_ms: float | None = pydantic.Field(None, ge=0.1)
+
+
+class Shadow(Frozen):
+    """A version that gets copies of requests whose answers nobody sees."""
+
+    version: Name
+    percent: int = pydantic.Field(ge=1, le=100)
+
+
+class Route(Frozen):
+    """Which versions answer, by percent."""
+
+    versions: dict[Name, Annotated[int, pydantic.Field(ge=0, le=100)]] = {}
+    shadow: Shadow | None = None
+
+
+class Adapter(Frozen):
+    """A LoRA adapter on a model.
+
+    Attributes:
+        path: its folder, within one of the site's adapter folders.
+        rank: of its matrices; 0: as the files say.
+        team: who alone may use it; empty: whoever may use the model.
+        preload: loaded before anybody asks.
+        versions: of the model that it fits; none: all.
+    """
+
+    path: Text
+    rank: int = pydantic.Field(0, ge=0, le=4096)
+    team: Text = ""
+    preload: bool = False
+    versions: list[Name] = []
+
+
+class Model(Frozen):
+    """A served name: its endpoint, its versions, its route and its adapters.
+
+    Attributes:
+        profile: hardware of its replicas; empty: `gpus` of each version.
+        tiers: offered.
+        callers: teams that may use it; empty: all.
+        replicas, scaling: how many replicas of a version that takes traffic, see `autoscale.Scaling`.
+        role: what a replica takes in calm.
+        dedicated: team that pays for idle replicas; empty: everybody.
+        itl_slo_ms: inter-token latency promised, ms.
+    """
+
+    profile: Text = ""
+    tiers: list[requests.Tier] = list(requests.Tier)
+    callers: list[Name] = []
+    replicas: int = pydantic.Field(1, ge=0, le=MOST)
+    scaling: dict[str, int | float] = {}
+    role: fleet.Role = fleet.Role.SHARED
+    dedicated: Text = ""
+    itl_slo_ms: float = pydantic.Field(25.0, ge=0.1)
+    versions: dict[Name, Version] = {}
+    route: Route = Route()
+    adapters: dict[Name, Adapter] = {}
+
+
+class Document(Frozen):
+    """All that is declared."""
+
+    models: dict[Name, Model] = {}
+    profiles: dict[Name, Profile] = {}
+
+
+Key = tuple[str, str, str]  # kind, model ("" for a profile), name ("" for a model or its route)
+Entries = Mapping[Key, Mapping[str, Any]]
+KINDS: Mapping[str, type[Frozen]] = {
+    "profile": Profile,
+    "model": Model,
+    "version": Version,
+    "route": Route,
+    "adapter": Adapter,
+}
+_PARTS = frozenset({"versions", "route", "adapters"})
+
+
+def entries(document: Document) -> dict[Key, dict[str, Any]]:
+    """Return a document's entries; what is as by default is left out of each."""
+    found: dict[Key, dict[str, Any]] = {}
+    for name, profile in document.profiles.items():
+        found["profile", "", name] = _json(profile)
+    for name, model in document.models.items():
+        found["model", name, ""] = {
+            key: value for key, value in _json(model).items() if key not in _PARTS
+        }
+        found["route", name, ""] = _json(model.route)
+        for version, each in model.versions.items():
+            found["version", name, version] = _json(each)
+        for adapter, one in model.adapters.items():
+            found["adapter", name, adapter] = _json(one)
+    return found
+
+
+def whole(found: Entries) -> Document:
+    """Return the document that entries make up; keys of a newer release are left out."""
+    models: dict[str, dict[str, Any]] = {
+        model: {**_known(Model, body), "versions": {}, "adapters": {}, "route": {}}
+        for (kind, model, _), body in found.items()
+        if kind == "model"
+    }
+    profiles: dict[str, Any] = {}
+    for (kind, model, name), body in sorted(found.items()):
+        if kind == "profile":
+            profiles[name] = _known(Profile, body)
+        elif kind == "version":
+            models[model]["versions"][name] = _known(Version, body)
+        elif kind == "adapter":
+            models[model]["adapters"][name] = _known(Adapter, body)
+        elif kind == "route":
+            models[model]["route"] = _known(Route, body)
+    return Document.model_validate({"models": models, "profiles": profiles})
+
+
+def key_text(key: Key) -> str:
+    """Return how people name an entry: `version chat v2`."""
+    return " ".join(part for part in key if part)
+
+
+def fault(error: pydantic.ValidationError, where: str = "") -> str:
+    """Return a validation's first fault as one line: where, what, and what came."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"] if part != "[key]")
+    label = ".".join(part for part in (where, place) if part) or "document"
+    got = repr(first.get("input"))
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return f"{label}: {message} (got {got if len(got) <= 60 else got[:57] + '...'})"
+
+
+def _json(model: Frozen) -> dict[str, Any]:
+    found: dict[str, Any] = model.model_dump(mode="json", exclude_defaults=True)
+    return found
+
+
+def _known(kind: type[Frozen], body: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if key in kind.model_fields}

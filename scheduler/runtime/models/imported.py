@@ -1,0 +1,101 @@
+"""forebay.toml's `[[models]]` as entries of the catalog. Pure.
+
+The file is the simple way to declare models; the registry keeps what it last said of each. A model whose
+lines have changed since is declared anew, all of it; one whose lines are the same keeps what admins have
+made of it meanwhile; one that the file has dropped is removed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scheduler.runtime import config
+from scheduler.runtime.models import document
+
+AUTHOR = "forebay.toml"
+
+
+def of_file(models: Sequence[config.ModelSettings]) -> dict[document.Key, dict[str, Any]]:
+    """Return the file's entries."""
+    made: dict[str, Any] = {}
+    for name in dict.fromkeys(item.name for item in models):
+        mine = [item for item in models if item.name == name]
+        made[name] = _model(mine)
+    return document.entries(document.Document.model_validate({"models": made}))
+
+
+def merged(
+    now: document.Entries, before: Mapping[str, Any], file: document.Entries
+) -> tuple[dict[document.Key, Any], dict[str, Any]]:
+    """Return the entries after a look at the file, and what to remember of the file.
+
+    Args:
+        now: the entries in force.
+        before: what the last call returned to be remembered.
+        file: the file's entries.
+    """
+    said = remembered(file)
+    changed = {name for name, lines in said.items() if before.get(name) != lines}
+    dropped = before.keys() - said.keys()
+    kept = {key: body for key, body in now.items() if key[1] not in changed | dropped}
+    return {**kept, **{key: body for key, body in file.items() if key[1] in changed}}, said
+
+
+def remembered(file: document.Entries) -> dict[str, Any]:
+    """Return the file's entries as JSON, by model."""
+    found: dict[str, Any] = {}
+    for (kind, model, name), body in sorted(file.items()):
+        found.setdefault(model, []).append([kind, name, dict(body)])
+    return found
+
+
+def _model(mine: Sequence[config.ModelSettings]) -> dict[str, Any]:
+    first = mine[-1]
+    return {
+        "tiers": list(first.tiers),
+        "replicas": first.replicas,
+        "scaling": dict(first.scaling),
+        "role": first.role,
+        "dedicated": first.dedicated,
+        "itl_slo_ms": first.itl_slo_ms,
+        "versions": {item.version: _version(item, first) for item in mine},
+        "route": {"versions": percent({item.version: item.weight for item in mine})},
+        "adapters": _adapters(mine),
+    }
+
+
+def _adapters(mine: Sequence[config.ModelSettings]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, path in [pair for item in mine for pair in item.adapters.items()]:
+        fitting = [item.version for item in mine if name in item.adapters]
+        found[name] = {"path": path, "versions": fitting if len(fitting) < len(mine) else []}
+    return found
+
+
+def _version(item: config.ModelSettings, first: config.ModelSettings) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "engine": item.engine,
+        "weights": item.weights,
+        "max_context": item.max_context,
+        "engine_args": dict(item.engine_args),
+        "seats": item.seats,
+        "reserved_seats": item.reserved_seats,
+        "gpus": item.gpus,
+        # The file says how many replicas each version has, whatever its weight.
+        "replicas": item.replicas,
+        "scaling": dict(item.scaling),
+    }
+    for name in ("role", "dedicated", "itl_slo_ms"):
+        if getattr(item, name) != getattr(first, name):
+            found[name] = getattr(item, name)
+    return found
+
+
+def percent(weights: Mapping[str, int]) -> dict[str, int]:
+    """Return weights that add up to 100; the first version takes what rounding leaves."""
+    total = sum(weights.values())
+    if total == 0:
+        weights, total = dict.fromkeys(weights, 1), len(weights)
+    shares = {name: weight * 100 // total for name, weight in weights.items()}
+    first = next(iter(shares))
+    shares[first] += 100 - sum(shares.values())
+    return shares
