@@ -2,7 +2,8 @@
 
 Reports go out when something has changed, at most every `Pace.quick_s`, and as a heartbeat otherwise.
 When the call breaks, the address is read anew and the call made again, for ever: nobody at the other
-end means that things go on as they were last told to.
+end means that things go on as they were last told to. A peer that was replaced is left at once, though
+the call to it still stands: one that is stopped or cut off would keep it until TCP gives up.
 """
 
 import asyncio
@@ -107,8 +108,9 @@ class Link(Generic[Out, In]):
         """Hold one call until it breaks; returns whether the peer ever answered."""
         heard = self._last_said = False
         channel = grpc.aio.insecure_channel(address, options=wire.CHANNEL_OPTIONS)
+        call = self._ends.open_call(channel)(self._reports(), metadata=self._metadata)
+        watch = asyncio.create_task(self._leave_when_replaced(address, call))
         try:
-            call = self._ends.open_call(channel)(self._reports(), metadata=self._metadata)
             async for message in call:
                 if not heard:
                     _log.info("%s: connected to %s", self._name, address)
@@ -124,12 +126,25 @@ class Link(Generic[Out, In]):
             _log.info("%s: %s ended the call", self._name, address)
         except grpc.aio.AioRpcError as error:
             _log.info("%s: %s: %s", self._name, address, error.details())
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # it is we who are to end, not the call
         finally:
+            watch.cancel()
+            await asyncio.wait({watch})
             if self.connected or self.lost_at is None:
                 self.lost_at = asyncio.get_running_loop().time()
             self.connected = False
             await channel.close()
         return heard
+
+    async def _leave_when_replaced(self, address: str, call: Any) -> None:
+        """End the call once the peer is said to be elsewhere."""
+        while self._ends.where() in {None, address}:  # noqa: ASYNC110 - a file rings no bell
+            await asyncio.sleep(self._pace.heartbeat_s)
+        _log.info("%s: %s was replaced", self._name, address)
+        call.cancel()
 
     async def _reports(self) -> AsyncIterator[Out]:
         while True:

@@ -15,6 +15,7 @@ from scheduler.runtime import address, entries, guard
 
 log = logging.getLogger(__name__)
 REPORT_S = 0.2
+LOOK_S = 1.0  # between two looks at whether another broker leads
 RETRY_S = 0.2
 RETRY_MOST_S = 2.0
 
@@ -23,7 +24,8 @@ class FleetClient:
     """`ports.FleetSource` over the broker's Fleet service.
 
     Reconnects by itself, reading broker.json anew each time. While no broker answers, the last view
-    stays; a view of an older epoch than the newest is ignored.
+    stays; a view of an older epoch than the newest is ignored. A broker that broker.json no longer
+    names is left, though the call to it still stands: one that is stopped hangs up on nobody.
 
     Args:
         state_dir: the state folder, with broker.json and the control token.
@@ -92,12 +94,26 @@ class FleetClient:
             stub = control_pb2_grpc.FleetStub(channel)
             token = await asyncio.to_thread(guard.token, self._state_dir)
             call = stub.Watch(self._reports(), metadata=guard.metadata(token))
+            replaced = asyncio.create_task(self._replaced(where))
+            replaced.add_done_callback(lambda _: call.cancel())
             try:
                 async for message in call:
                     self.connected = True
                     self._take(message)
+            except asyncio.CancelledError:
+                if _ending():
+                    raise
+                log.info("broker at %s was replaced", where.address)
             finally:
+                replaced.cancel()
+                await asyncio.gather(replaced, return_exceptions=True)
                 call.cancel()
+
+    async def _replaced(self, where: address.Address) -> None:
+        """Return once another broker leads than the one at ``where``."""
+        here = self._state_dir
+        while await asyncio.to_thread(address.read, here) in {None, where}:  # noqa: ASYNC110 - a file rings no bell
+            await asyncio.sleep(LOOK_S)
 
     async def _reports(self) -> AsyncIterator[pb.GatewayReport]:
         while True:
@@ -116,3 +132,9 @@ class FleetClient:
         with contextlib.suppress(ValueError):  # a word of a newer release: keep what is known
             self._view = wire.view_from_pb(message, self._time.monotonic())
             self._bell.ring()
+
+
+def _ending() -> bool:
+    """Return whether it is this task that was cancelled, and not a call that it reads."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,6 +1,8 @@
 """What is done about leases: asked of Slurm, adopted, followed, given back, cancelled.
 
-Calls to Slurm run beside the tick, one task for each, so that a slow controller delays no role change.
+Calls to Slurm run beside the tick, one task for each, so that a slow controller delays no role change. Slurm
+knows no epochs: a leader asks the registry whether it still is one right before it tells Slurm anything, and
+what a leader that was stopped between the two has done is found by its stamp (`core.leases`).
 """
 
 import asyncio
@@ -10,9 +12,12 @@ from collections.abc import Callable, Coroutine
 from concurrent import futures
 from typing import Any, TypeVar
 
+from sqlalchemy import exc
+
 from scheduler.contracts import clock, fleet, ids, slurm
 from scheduler.core import actions, backoff, replicas
 from scheduler.runtime import entries, live, settings, writer
+from scheduler.runtime.registry import database
 
 log = logging.getLogger(__name__)
 LeaseRenderer = Callable[[fleet.Lease], slurm.JobSpec]
@@ -86,6 +91,15 @@ class LeaseActs:
         try:
             spec = self._renderer(lease)
             sent = await self._call(lambda: self._port.submit(spec))
+        except database.Fenced as error:
+            log.warning("lease %s not submitted: %s", lease.lease_id, error)
+            return  # the next leader has it in its books, and gives it up
+        except exc.SQLAlchemyError as error:
+            # Who can't read who leads doesn't act: the planner gives the lease up and asks anew.
+            log.warning(
+                "lease %s not submitted: registry does not answer: %s", lease.lease_id, error
+            )
+            changed = dataclasses.replace(lease, reason="not submitted: registry does not answer")
         except (slurm.SubmitUncertain, slurm.SlurmTimeout, slurm.SlurmGarbled) as error:
             # It may be in Slurm's queue: the planner finds it by its stamp, or gives it up.
             log.warning("lease %s: submission uncertain: %s", lease.lease_id, error)
@@ -211,11 +225,19 @@ class LeaseActs:
     async def _cancel(self, job_id: ids.SlurmJobId) -> None:
         try:
             await self._call(lambda: self._port.cancel(job_id))
-        except slurm.SlurmError as error:
+        except (slurm.SlurmError, exc.SQLAlchemyError) as error:
             log.warning("job %s: cancel failed, asked again later: %s", job_id, error)
+        except database.Fenced as error:
+            log.warning("job %s not cancelled: %s", job_id, error)
 
     async def _call(self, ask: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        """Tell Slurm something in a thread, if this broker still leads; raises `database.Fenced`."""
+
+        def told() -> T:
+            self._writes.confirm()
+            return ask()
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, told)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -45,6 +45,10 @@ class Writer:
             self._registry.holdings.save_lease, self._live.epoch, lease, self._time.wall_us()
         )
 
+    def confirm(self) -> None:
+        """Raise `database.Fenced` if another broker leads; blocks; asked right before Slurm is told."""
+        self._registry.lead.confirm(self._live.epoch)
+
     def lease(self, lease_id: ids.LeaseId) -> entries.LeaseEntry:
         """Return an open lease; raises `Stale`."""
         entry = self._live.leases.get(lease_id)

@@ -7,9 +7,10 @@ import grpc
 import pytest
 from grpc import aio
 
-from scheduler.contracts import ids
+from scheduler.contracts import fleet, ids
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
+from scheduler.core import actions
 from scheduler.runtime import guard
 from tests import brokersite
 
@@ -111,3 +112,36 @@ async def test_a_broker_on_postgres_starts_restarts_and_fences(
         with pytest.raises(brokersite.Fenced):
             await site.step(leader)
     site.registry.close()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def paused(request: pytest.FixtureRequest, tmp_path: Path) -> brokersite.Site:
+    url = request.getfixturevalue("postgres_url") if request.param == "postgres" else ""
+    return brokersite.Site(tmp_path, url=url)
+
+
+async def test_a_leader_that_wakes_up_late_asks_and_cancels_nothing_in_slurm(
+    paused: brokersite.Site,
+) -> None:
+    """What Slurm is told is fenced too, though Slurm knows no epochs."""
+    async with paused.lead() as old:
+        await paused.settle(old)
+        ((lease_id, agent),) = paused.agents.items()
+        lease = old.live.leases[ids.LeaseId(lease_id)].lease
+        job_id = ids.SlurmJobId(lease.slurm_job_id)
+        # It had written down that it asks for one more when it was stopped.
+        await old.applier._leases.request_lease(
+            actions.RequestLease(fleet.LeaseKind.SERVE, 4, "one more")
+        )
+        paused.registry.lead.release(old.live.epoch)
+        assert paused.registry.lead.take("other", paused.clock.wall_us(), 60_000_000) == 2
+        await old.applier._leases.cancel_job(actions.CancelJob(lease.lease_id, job_id, "stale"))
+        await old.applier.settle()
+        assert paused.slurm.cancelled == []
+        assert len(paused.slurm.submitted) == 1
+        agent.kill(next(iter(paused.running())))
+        started = list(agent.started)
+        with pytest.raises(brokersite.Fenced):
+            await paused.step(old)
+        assert agent.started == started, "a wish that could not be written reaches no agent"
+    paused.registry.close()

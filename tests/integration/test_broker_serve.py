@@ -225,6 +225,23 @@ async def test_a_gateway_keeps_its_view_without_a_broker_and_finds_the_next_one(
     await brokers.close()
 
 
+async def test_a_gateway_leaves_a_leader_that_was_replaced_and_hangs_up_on_nobody(
+    tmp_path: Path,
+) -> None:
+    """A stopped leader (SIGSTOP, a dead host) keeps its calls; waiting for TCP would cost 15 s."""
+    site = brokersite.Site(tmp_path)
+    fleet_client = client.FleetClient(tmp_path, "g1", clock.SystemClock())
+    async with site.lead() as old, asyncio.timeout(20):
+        await site.step(old)
+        fleet_client.start()
+        await fleet_client.changed(-1)
+        site.registry.lead.release(old.live.epoch)
+        async with site.lead() as new:
+            while "g1" not in new.live.demand:
+                await new.live.heard.wait()
+            await fleet_client.close()
+
+
 async def test_demand_reaches_the_broker_and_leaves_with_its_gateway(tmp_path: Path) -> None:
     site = brokersite.Site(tmp_path)
     async with site.lead() as leader, asyncio.timeout(20):

@@ -58,6 +58,14 @@ class Lead:
         with self._base.read() as session:
             return session.scalar(query) or 0
 
+    def confirm(self, epoch: int) -> None:
+        """Say that a leader still leads before it does what nobody can fence; raises `database.Fenced`."""
+        newest = self.epoch()
+        if newest != epoch:
+            raise database.Fenced(
+                f"epoch {epoch} is over, the newest is {newest}: another broker leads"
+            )
+
     def begin_period(self, epoch: int, name: str, start_us: int) -> int | None:
         """Note that the leader begins a periodic job's period.
 

@@ -190,6 +190,40 @@ async def test_it_comes_back_when_the_peer_does() -> None:
         await asyncio.wait({task})
 
 
+async def test_a_peer_that_was_replaced_is_left_though_its_call_still_stands() -> None:
+    """A leader that is stopped (SIGSTOP, a dead host) hangs up on nobody."""
+    old, new = Agent(), Agent()
+    stopped, first = await server.listen(old.servicer, "127.0.0.1")
+    listening, second = await server.listen(new.servicer, "127.0.0.1")
+    taken: list[pb.SlotDesired] = []
+    places: list[str | None] = [first]
+    ends: link.Ends[pb.SlotReport, pb.SlotDesired] = link.Ends(
+        where=lambda: places[0],
+        open_call=lambda channel: control_pb2_grpc.SlotLinkStub(channel).Connect,
+        report=lambda: pb.SlotReport(slot_id="s"),
+        take=taken.append,
+    )
+    new.desired["s"] = pb.SlotDesired(slot_id="s", epoch=2)
+    kept = link.Link(ends, "token", link.Pace(0.02, 0.05), "test")
+    task = asyncio.create_task(kept.run())
+    try:
+        await until(taken, 1)
+        places[0] = None  # nobody is named for a moment: the old one may still be the one
+        await asyncio.sleep(0.2)
+        assert kept.connected
+        places[0] = second
+        await until(taken, 2)
+        assert [item.epoch for item in taken] == [1, 2]
+        task.cancel()
+        await asyncio.wait({task}, timeout=PATIENCE_S)
+        assert task.cancelled()
+    finally:
+        await stopped.stop(None)
+        await listening.stop(None)
+        task.cancel()
+        await asyncio.wait({task})
+
+
 def test_specs_cross_the_wire_unchanged() -> None:
     spec = fleet.ReplicaSpec(
         "m",
