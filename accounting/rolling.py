@@ -18,7 +18,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from accounting import books, rollup, schema
+from accounting import books, demand, rollup, schema
 from accounting import manifest as manifests
 from scheduler.contracts import clock as clocks
 
@@ -122,7 +122,7 @@ def _roll(
             first = str(error).partition("\n")[0]  # the other days go on
             problems.append(f"{target}: {day} can't be summed, it keeps its old sums: {first}")
     if days:
-        _forget(target, floor_us)
+        _forget(target, floor_us, clock.wall_us())
     return Rolled(days, minutes, tuple(problems))
 
 
@@ -192,6 +192,7 @@ def _known(target: Path) -> tuple[dict[str, int], int]:
     try:
         with rollup.opened(target, write=True) as session:
             rollup.create(session)
+            demand.create(session)
             applied = dict(session.execute("SELECT day, generation FROM applied").fetchall())
             floor_us = _number(session, "SELECT value FROM facts WHERE name = 'minutes_from'", 0)
     except duckdb.Error:
@@ -261,6 +262,7 @@ def _apply(target: Path, part: _Part, now_us: int) -> bool:
             return False
         for family in ("usage", "latency"):
             _replace(session, family, part, hours, days)
+        demand.replace(session, part.minutes)
         for level, periods in (("minutes", part.minutes), ("hours", hours), ("days", days)):
             _note(session, level, periods, now_us)
         session.execute("INSERT OR REPLACE INTO applied VALUES ($1, $2)", [part.day, part.newest])
@@ -343,7 +345,7 @@ def _note(session: Any, level: str, periods: Sequence[int], now_us: int) -> None
     )
 
 
-def _forget(target: Path, floor_us: int) -> None:
+def _forget(target: Path, floor_us: int, now_us: int) -> None:
     """Drop minutes that are no longer kept."""
     with rollup.opened(target, write=True) as session:
         session.execute("BEGIN")
@@ -352,6 +354,7 @@ def _forget(target: Path, floor_us: int) -> None:
         session.execute(
             "DELETE FROM periods WHERE level = 'minutes' AND period_us < $1", [floor_us]
         )
+        demand.forget(session, now_us)
         session.execute("INSERT OR REPLACE INTO facts VALUES ('minutes_from', $1)", [floor_us])
         session.execute("COMMIT")
 

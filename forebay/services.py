@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime
 import logging
 import os
 import signal
@@ -9,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from accounting import books as recorded
-from accounting import compact, gpu_minutes, reconcile, rolling, stepcost
+from accounting import compact, demand, gpu_minutes, reconcile, rolling, stepcost, windows
 from accounting import settings as accounting_settings
 from accounting import ship as shipping
 from batch_jobs import daemon
@@ -19,7 +20,7 @@ from forebay import batch_work, crowd, gateway_service, installation, lease, quo
 from gateway import settings as gateway_settings
 from scheduler.contracts import clock
 from scheduler.runtime import broker as brokers
-from scheduler.runtime import loop
+from scheduler.runtime import config, loop
 from scheduler.runtime import settings as scheduler_settings
 from scheduler.runtime.registry import database
 
@@ -77,6 +78,8 @@ async def broker(here: installation.Installation, told: Told) -> None:
         cluster=port.cluster,
         models=here.config.models,
         batch_work=lambda: batch_work.of_jobs(jobs.active(), time.wall_us(), sampled),
+        ledger=demand.Ledger(here.state, port.cluster),
+        zone=_zone(here.config.table(scheduler_settings.Settings).zone),
     )
     periodic = (
         loop.Periodic("ship usage", books.ship_every_s, ship),
@@ -124,6 +127,15 @@ async def batchd(here: installation.Installation, told: Told) -> None:
         )
     finally:
         jobs.close()
+
+
+def _zone(name: str) -> datetime.tzinfo:
+    if not name:
+        return windows.local_zone(os.environ)
+    try:
+        return windows.zone(name)
+    except ValueError as error:
+        raise config.ConfigError([f"[scheduler] zone = {name!r}: {error}"]) from error
 
 
 def _complain(problems: Iterable[str]) -> None:

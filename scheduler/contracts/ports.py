@@ -40,6 +40,41 @@ class BatchWork:
     deadline_us: int = 0
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arrived:
+    """What a quarter of an hour brought of one model, tiers interactive and standard.
+
+    Attributes:
+        requests: that arrived in it.
+        held_s: seconds that one of them stayed, from its arrival to its last token; 0 if not known.
+    """
+
+    requests: float
+    held_s: float = 0.0
+
+
+class DemandLedger(Protocol):
+    """What callers asked for so far; `accounting.demand` is the real one, over the rollups."""
+
+    def quarters(self, first_us: int, last_us: int) -> Mapping[str, Mapping[int, Arrived]]:
+        """Return model → begin of a quarter of an hour (UTC µs, from ``first_us``) → what arrived.
+
+        A quarter without requests is absent. Blocks.
+
+        Raises:
+            OSError: it can't be read now; ask again later.
+        """
+        ...
+
+
+class NoLedger:
+    """A ledger of an installation that keeps none: nothing is known."""
+
+    def quarters(self, first_us: int, last_us: int) -> Mapping[str, Mapping[int, Arrived]]:
+        """Return nothing."""
+        return {}
+
+
 class StaticFleet:
     """The fake source: a view that a test sets."""
 

@@ -88,6 +88,7 @@ class Signal:
         kv: share of KV blocks that interactive sequences hold, in [0, 1].
         rate: requests/s over the last minute, None if nobody counts them.
         outlook: requests/s that the forecast holds possible until a new replica is warm, None without one.
+        held_s: seconds that a request stays, by the ledger; 0 if not known.
         floor: a schedule's floor now; `floor_name`: whose.
         seats: of a replica.
     """
@@ -102,6 +103,7 @@ class Signal:
     kv: float = 0.0
     rate: float | None = None
     outlook: float | None = None
+    held_s: float = 0.0
     floor: int = 0
     floor_name: str = ""
     seats: int = 1
@@ -182,9 +184,11 @@ def _asked(
     takes = scaling.requests_per_s * settings.scale_fill
     if takes > 0 and signal.rate is not None:
         found.append((_count(signal.rate / takes), f"{signal.rate:.1f} requests/s"))
-    if takes > 0 and signal.outlook is not None:
+    if signal.outlook is not None and (takes > 0 or signal.held_s > 0):
+        # Without a measured rate by Little's law: so many are there at once, and each takes a seat.
+        asks = signal.outlook / takes if takes > 0 else signal.outlook * signal.held_s / room
         text = f"the forecast holds {signal.outlook:.1f} requests/s possible"
-        found.append((_count(signal.outlook / takes), text))
+        found.append((_count(asks), text))
     if lasting and signal.serving:
         more = signal.serving + max(1, math.ceil(signal.serving * GROWTH))
         text = (

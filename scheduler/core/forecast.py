@@ -95,5 +95,11 @@ def learn(samples: Iterable[tuple[float, float]]) -> Curve:
     return Curve(sums, len(days))
 
 
+def slot_of(at_s: float) -> tuple[bool, int]:
+    """Return whether a second since a local Monday 00:00 is of a weekend, and its slot of the day."""
+    day, of_day = divmod(int(at_s % WEEK_S // SLOT_S), SLOTS)
+    return _kind(day) == "weekend", of_day
+
+
 def _kind(day: int) -> str:
     return "weekend" if day >= 5 else "working"

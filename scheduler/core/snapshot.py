@@ -148,6 +148,7 @@ class Snapshot:
         gpus: most GPUs that may be held at once; 0: no bound is known.
         rates: model to requests/s over the last minute; absent where nobody counts them.
         curves: model to what two weeks of history say of its demand.
+        held_s: model to the seconds that a request of it stays, by the same history.
         week_s: seconds since Monday 00:00 of local time; None: the clock is not trusted.
         scheduled: what schedules keep warm now and next.
         closures: maintenance and Slurm's reservations.
@@ -176,6 +177,7 @@ class Snapshot:
     gpus: int = 0
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
     curves: Mapping[str, forecast.Curve] = dataclasses.field(default_factory=dict)
+    held_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     week_s: float | None = None
     scheduled: tuple[floors.Floor, ...] = ()
     closures: tuple[windows.Window, ...] = ()

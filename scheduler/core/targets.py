@@ -151,6 +151,7 @@ def _signal(
         kv=max((_interactive_kv(stat) for stat in stats), default=0.0),
         rate=None if rate is None else rate * scaling.share,
         outlook=None if outlook is None else outlook * scaling.share,
+        held_s=snap.held_s.get(model, 0.0),
         floor=least,
         floor_name=name,
         seats=max(1, deployment.spec.seats),

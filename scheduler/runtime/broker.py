@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import datetime
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from scheduler.runtime import (
     applier,
     config,
     entries,
+    forecasts,
     guard,
     leadership,
     lease_acts,
@@ -46,6 +48,8 @@ class Parts:
         lease_renderer: makes a lease's job.
         models: forebay.toml's `[[models]]`.
         batch_work: what batch jobs still want, by model; blocks, and raises `SQLAlchemyError`.
+        ledger: what callers asked for so far, which forecasts learn from.
+        zone: whose clock the days of callers follow.
     """
 
     options: settings.Settings
@@ -57,6 +61,8 @@ class Parts:
     cluster: str
     models: Sequence[config.ModelSettings] = ()
     batch_work: Callable[[], Mapping[str, ports.BatchWork]] = dict
+    ledger: ports.DemandLedger = dataclasses.field(default_factory=ports.NoLedger)
+    zone: datetime.tzinfo = datetime.UTC
 
 
 class Leader:
@@ -79,6 +85,7 @@ class Leader:
         self.applier = applier.Applier(
             self.live, parts.registry, parts.slurm, parts.lease_renderer, options, parts.time
         )
+        self.forecasts = forecasts.Forecasts(parts.ledger, parts.zone, options.forecast_days)
         self._server: aio.Server | None = None
         self._speaking: frozenset[str] = frozenset()
         self._catalog_due = float("-inf")
@@ -140,7 +147,7 @@ class Leader:
             self._work_due = now + WORK_S
         self._note_silence(now)
         await self.applier.flush()
-        picture = snapshots.collect(self.live, self._time, self._parts.options)
+        picture = snapshots.collect(self.live, self._time, self._parts.options, self._parts.zone)
         made = plan.plan(picture, self._parts.options)
         results = await self.applier.apply(made)
         await self.applier.flush()
@@ -153,6 +160,20 @@ class Leader:
             await self._tell(now)
             self._facts_due = now + FACTS_S
         return made
+
+    async def look_back(self) -> None:
+        """Learn from what the ledger has by now, and leave what it teaches for `fctl show forecast`."""
+        now_us = self._time.wall_us()
+        learned = await asyncio.to_thread(self.forecasts.refresh, now_us)
+        self.live.learned = learned
+        if learned.error:
+            log.warning("the ledger can't be read, forecasts stay as they are: %s", learned.error)
+        told = await asyncio.to_thread(
+            forecasts.told, learned, self._parts.zone, now_us, self._parts.options.forecast_days
+        )
+        await asyncio.to_thread(
+            self._parts.registry.journal.set_facts, self.live.epoch, now_us, {"forecast": told}
+        )
 
     def view(self) -> fleet.FleetView:
         """Return what gateways are told now."""
@@ -268,6 +289,7 @@ async def serve(
             where = await leader.start()
             runner.every("tick", parts.options.tick_s, leader.tick)
             runner.every("renew the lead", parts.options.leader_renew_s, claim.renew)
+            runner.every("look back", parts.options.forecast_every_s, leader.look_back)
             for work, job in loop.periodic_jobs(periodic, parts.registry.lead, epoch, parts.time):
                 runner.every(work.name, min(work.every_s, PERIOD_LOOK_S), job)
             runner.start()

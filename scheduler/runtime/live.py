@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from scheduler.contracts import fleet, ids, ports, slurm, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.core import autoscale, backoff, floors, ladder, replicas, snapshot
-from scheduler.runtime import arrivals, entries, hosts, reported, scaling
+from scheduler.runtime import arrivals, entries, forecasts, hosts, reported, scaling
 from scheduler.runtime.registry import holdings
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class Live:
         self.lent_at: float | None = None
         self.batch_work: Mapping[str, ports.BatchWork] = {}
         self.scheduled: tuple[floors.Floor, ...] = ()
+        self.learned = forecasts.Learned()
         self.starts = scaling.Starts()
         self.rates = arrivals.Rates()
         self.jobs: tuple[slurm.Job, ...] | None = None

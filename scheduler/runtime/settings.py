@@ -103,6 +103,23 @@ class Settings:
     use_forecast: bool = settings.setting(
         True, "Whether the demand of earlier days asks for capacity before it is needed."
     )
+    forecast_days: int = settings.setting(
+        14,
+        "Days of the ledger that forecasts learn from: two of each day of the week.",
+        unit="d",
+        least=1,
+        most=35,
+    )
+    forecast_every_s: float = settings.setting(
+        900.0,
+        "Between two looks at the ledger; what it tells comes in quarters of an hour.",
+        unit="s",
+        least=1,
+    )
+    zone: str = settings.setting(
+        "",
+        "Time zone whose clock the days of callers follow, as Europe/Berlin; empty: this machine's.",
+    )
     lend_every_s: float = settings.setting(
         900.0,
         "Between two moves of batch shares among models; a move costs a start, 2 to 5 minutes.",

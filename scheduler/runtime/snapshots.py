@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import datetime
 import logging
 import math
 import statistics
@@ -9,8 +10,8 @@ from collections.abc import Iterable
 from concurrent import futures
 
 from scheduler.contracts import clock, fleet, ids, slurm
-from scheduler.core import lending, snapshot
-from scheduler.runtime import live, settings
+from scheduler.core import forecast, lending, snapshot
+from scheduler.runtime import forecasts, live, settings
 
 log = logging.getLogger(__name__)
 TOKENS_PER_S = 1_000.0  # of a replica that does batch, while none has said
@@ -81,8 +82,13 @@ class Poller:
         return any(entry.lease.state in moving for entry in self._live.leases.values())
 
 
-def collect(picture: live.Live, time: clock.Clock, options: settings.Settings) -> snapshot.Snapshot:
-    """Return the live picture as one frozen snapshot."""
+def collect(
+    picture: live.Live,
+    time: clock.Clock,
+    options: settings.Settings,
+    zone: datetime.tzinfo = datetime.UTC,
+) -> snapshot.Snapshot:
+    """Return the live picture as one frozen snapshot; ``zone`` is whose clock forecasts follow."""
     now = time.monotonic()
     holding = {entry.replica.lease_id for entry in picture.replicas.values()}
     for entry in picture.leases.values():
@@ -134,6 +140,9 @@ def collect(picture: live.Live, time: clock.Clock, options: settings.Settings) -
         ladder_memory=picture.ladder_memory,
         gpus=options.fleet_gpus,
         rates=picture.rates.by_model(),
+        curves=picture.learned.curves,
+        held_s=picture.learned.held_s,
+        week_s=forecasts.local_s(time.wall_us(), zone) % forecast.WEEK_S,
         scheduled=picture.scheduled,
         backlogs=_backlogs(picture, time.wall_us()),
         scale_memory=picture.scale_memory,

@@ -1,6 +1,7 @@
 """The autoscaler at the broker: bounds from the configuration, demand from gateways, an admin's number."""
 
 import dataclasses
+import datetime
 from pathlib import Path
 
 from scheduler.contracts import fleet, ports, requests
@@ -142,3 +143,56 @@ async def test_a_lease_knows_the_walltime_that_slurm_gave_it(tmp_path: Path) -> 
         await site.settle(leader)
         (entry,) = leader.live.leases.values()
         assert entry.lease.walltime_s == 7_200
+
+
+class TwoWeeks:
+    """A ledger of two weeks: 100 requests/s from 8 to 18 UTC on working days, 1/s else; each stays 0.1 s."""
+
+    def quarters(self, first_us: int, last_us: int) -> dict[str, dict[int, ports.Arrived]]:
+        found: dict[int, ports.Arrived] = {}
+        for at_us in range(first_us, last_us, 900_000_000):
+            at = datetime.datetime.fromtimestamp(at_us / 1e6, datetime.UTC)
+            rate = 100 if at.weekday() < 5 and 8 <= at.hour < 18 else 1
+            found[at_us] = ports.Arrived(rate * 900, 0.1)
+        return {"chat": found}
+
+
+async def test_capacity_is_warm_when_the_morning_comes(tmp_path: Path) -> None:
+    """Nobody asks for anything all night; by eight three replicas serve, and not long before.
+
+    Ten sequences at once, four seats a replica, planned to be full to six tenths: five would be asked for,
+    the maximum is three. Starts take ten minutes.
+    """
+    site = brokersite.Site(tmp_path, ELASTIC, options=QUICK)
+    site.parts = dataclasses.replace(site.parts, ledger=TwoWeeks())
+    async with site.lead() as leader:
+        await leader.look_back()
+        await site.settle(leader)
+        leader.live.starts.note(("chat", "v1"), 600.0, woken=False)
+        found: dict[str, int] = {}
+        for _ in range(60):
+            await site.step(leader, 600.0)
+            for _ in range(4):
+                await site.step(leader)
+            at = datetime.datetime.fromtimestamp(site.clock.wall_us() / 1e6, datetime.UTC)
+            found[at.strftime("%H:%M")] = len(site.running())
+            if at.hour == 8:
+                break
+        nights = [count for at, count in found.items() if at < "07:00"]
+        assert set(nights) == {1}
+        assert found[max(at for at in found if at < "08:00")] == 3
+        (target,) = leader.wanted.values()
+        assert "maximum 3" in target.reason
+        fact = site.registry.journal.fact("forecast")
+        assert fact is not None
+        (chat,) = fact.body["models"]
+        assert (chat["model"], chat["days"] >= 14, chat["held_s"]) == ("chat", True, 0.1)
+
+
+async def test_without_a_ledger_nothing_is_foreseen_and_the_floor_holds(tmp_path: Path) -> None:
+    site = brokersite.Site(tmp_path, ELASTIC, options=QUICK)
+    async with site.lead() as leader:
+        await leader.look_back()
+        await site.settle(leader)
+        assert leader.live.learned.curves == {}
+        assert len(site.running()) == 1
