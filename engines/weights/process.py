@@ -1,0 +1,103 @@
+"""A staging as a process: ``python -P -m engines.weights``, a `Task` as JSON on stdin, JSON lines on stdout.
+
+Its own process, because hashing and copying would hold up whoever watches replicas, and because killing it
+at any point is how it is stopped. Lines: ``{"got": bytes, "of": bytes}`` as it goes, ``{"waiting": why}``
+while the place or the disk does not let it, then ``{"done": …}`` or ``{"failed": why}``.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from engines import processes
+from engines.weights import sources, staging, store
+from scheduler.contracts import weights
+
+TELL_S = 0.5
+RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """What the process is told.
+
+    Attributes:
+        root: the folder of the node's weights.
+        order: what to stage.
+        options: how places are reached.
+        patience: how many times a place that does not answer is asked again; -1: for ever.
+    """
+
+    root: str
+    order: staging.Order
+    options: sources.Options = dataclasses.field(default_factory=sources.Options)
+    patience: int = -1
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Task":
+        """Read what `to_json` wrote."""
+        value: dict[str, Any] = json.loads(text)
+        value["order"] = staging.Order(**value["order"])
+        value["options"] = sources.Options(**value["options"])
+        return cls(**value)
+
+
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+def run(task: Task, tell: Tell, pause: Callable[[float], None] = time.sleep) -> int:
+    """Stage until it is done, or can never be; returns the exit code."""
+    attempt = 0
+    while True:
+        try:
+            source = sources.of(weights.parse(task.order.uri), task.options)
+            where = store.Store(Path(task.root))
+            done = staging.Staging(task.order, source, where, _now_and_then(tell)).run()
+        except weights.WeightsError as error:
+            tell({"failed": _line(error)})
+            return 1
+        except (sources.SourceDown, staging.NoRoom, OSError) as error:
+            if attempt == task.patience:
+                tell({"failed": f"weights: {_line(error)}"})
+                return 1
+            tell({"waiting": _line(error)})
+            pause(RETRY_S[min(attempt, len(RETRY_S) - 1)])
+            attempt += 1
+            continue
+        tell({"done": dataclasses.asdict(done)})
+        return 0
+
+
+def _now_and_then(tell: Tell) -> Callable[[int, int], None]:
+    last = [0.0]
+
+    def told(got: int, of: int) -> None:
+        now = time.monotonic()
+        if now - last[0] >= TELL_S or got == of:
+            last[0] = now
+            tell({"got": got, "of": of})
+
+    return told
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def main() -> int:
+    """Run the task that stands on stdin."""
+    processes.die_with_parent()
+
+    def tell(news: Mapping[str, Any]) -> None:
+        sys.stdout.write(json.dumps(news) + "\n")
+        sys.stdout.flush()
+
+    return run(Task.from_json(sys.stdin.readline()), tell)

@@ -1,0 +1,138 @@
+"""Weights from an S3 server: moto's, which speaks S3 over HTTP (ranges, lists, errors), unsigned."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import obstore
+import pytest
+from moto import server as moto_server
+from obstore import store as stores
+
+from engines.weights import process, sources, staging, store
+from scheduler.contracts import weights
+from tests.unit.weights import places
+
+
+class Bucket:
+    """An S3 server with one bucket, which can go away."""
+
+    def __init__(self) -> None:
+        self._server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self._server.start()
+        self.url = f"http://127.0.0.1:{self._server.get_host_and_port()[1]}"
+        httpx.post(f"{self.url}/moto-api/reset", trust_env=False).raise_for_status()
+        httpx.put(f"{self.url}/models", trust_env=False).raise_for_status()
+        self._objects = stores.S3Store(
+            "models",
+            endpoint=self.url,
+            region="us-east-1",
+            access_key_id="who",
+            secret_access_key="what",
+            client_options={"allow_http": True},
+        )
+
+    def upload(self, folder: Path, prefix: str) -> None:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                obstore.put(self._objects, f"{prefix}/{path.relative_to(folder)}", path)
+
+    def remove(self, key: str) -> None:
+        obstore.delete(self._objects, key)
+
+    def close(self) -> None:
+        self._server.stop()
+
+
+@pytest.fixture
+def bucket() -> Iterator[Bucket]:
+    opened = Bucket()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def options(bucket: Bucket, tmp_path: Path) -> sources.Options:
+    keys = tmp_path / "aws"
+    keys.write_text("[default]\naws_access_key_id = who\naws_secret_access_key = what\n")
+    keys.chmod(0o600)
+    return sources.Options(s3_endpoint=bucket.url, s3_credentials=str(keys))
+
+
+def open_(uri: str, options: sources.Options) -> sources.Source:
+    return sources.of(weights.parse(uri), options)
+
+
+def test_a_model_comes_whole_in_ranges(
+    bucket: Bucket, options: sources.Options, tmp_path: Path
+) -> None:
+    place = places.model(tmp_path / "m")
+    bucket.upload(place, "tiny/v1")
+    order = staging.Order("s3://models/tiny/v1", chunk=256, parallel=4)
+    where = store.Store(tmp_path / "disk")
+    done = staging.Staging(order, open_(order.uri, options), where).run()
+    for path in place.iterdir():
+        assert (where.models(done.key) / path.name).read_bytes() == path.read_bytes()
+    assert done.size == done.fetched
+
+
+def test_a_prefix_does_not_take_its_neighbours_in(
+    bucket: Bucket, options: sources.Options, tmp_path: Path
+) -> None:
+    bucket.upload(places.model(tmp_path / "m"), "tiny/v1")
+    bucket.upload(places.model(tmp_path / "n"), "tiny/v10")
+    names = [one.name for one in open_("s3://models/tiny/v1", options).files()]
+    assert len(names) == len(list((tmp_path / "m").iterdir()))
+
+
+def test_what_is_not_there_is_refused(bucket: Bucket, options: sources.Options) -> None:
+    with pytest.raises(weights.WeightsError, match="nothing lies there; check bucket and prefix"):
+        open_("s3://models/none", options).files()
+    with pytest.raises(weights.WeightsError, match="upload it or correct"):
+        open_("s3://models/none", options).read("config.json", 0, 10)
+
+
+def test_an_object_that_vanishes_is_refused_and_nothing_is_published(
+    bucket: Bucket, options: sources.Options, tmp_path: Path
+) -> None:
+    bucket.upload(places.model(tmp_path / "m"), "tiny")
+    where = store.Store(tmp_path / "disk")
+
+    def vanish(name: str) -> None:
+        if name == "begin":
+            bucket.remove("tiny/model-00002-of-00003.safetensors")
+
+    order = staging.Order("s3://models/tiny", chunk=256, parallel=1)
+    with pytest.raises(weights.WeightsError, match=r"00002-of-00003.safetensors: not there"):
+        staging.Staging(order, open_(order.uri, options), where, step=vanish).run()
+    assert not list((where.root / "models").iterdir())
+
+
+def test_restarts_work_from_the_disk_while_the_server_is_down_and_growth_says_why_it_waits(
+    bucket: Bucket, options: sources.Options, tmp_path: Path
+) -> None:
+    bucket.upload(places.model(tmp_path / "m"), "tiny")
+    order = staging.Order("s3://models/tiny", chunk=256)
+    here = process.Task(str(tmp_path / "here"), order, options, patience=0)
+    elsewhere = process.Task(str(tmp_path / "elsewhere"), order, options, patience=1)
+    assert process.run(here, lambda said: None) == 0
+    bucket.close()
+    assert process.run(here, lambda said: None) == 0
+    news: list[dict[str, object]] = []
+    assert process.run(elsewhere, lambda said: news.append(dict(said)), lambda s: None) == 1
+    assert "s3://models/tiny: Generic S3 error" in str(news[0]["waiting"])
+
+
+def test_credentials_are_ours_alone(tmp_path: Path) -> None:
+    keys = tmp_path / "aws"
+    keys.write_text("[other]\n")
+    keys.chmod(0o644)
+    with pytest.raises(weights.WeightsError, match="others may read these credentials; chmod 600"):
+        sources.credentials(keys)
+    keys.chmod(0o600)
+    with pytest.raises(weights.WeightsError, match=r"needs .default. with aws_access_key_id"):
+        sources.credentials(keys)
+    with pytest.raises(weights.WeightsError, match="No such file"):
+        sources.credentials(tmp_path / "none")
+    assert "AWS_SECRET_ACCESS_KEY" not in os.environ
