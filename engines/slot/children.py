@@ -342,16 +342,11 @@ class ForkServer:
             child.end(Exit(event.code, event.reason))
 
     async def close(self) -> None:
-        """End it and its replicas."""
+        """End it and its replicas, at once: it holds nothing, and its orderly exit takes 1 to 2 s."""
         if self._process is None or self._task is None:
             return
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
-        done, _ = await asyncio.wait({self._task}, timeout=2.0)
-        if not done:
-            processes.kill_group(self._process.pid)
-            await asyncio.wait({self._task})
+        processes.kill_group(self._process.pid)
+        await asyncio.wait({self._task})
 
 
 def record_text(record: launch.Launch) -> str:
