@@ -8,10 +8,10 @@ and touches no other line. Line numbers count from 1, blank lines included.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from batch_jobs import jsontext
+from batch_jobs import jsontext, sites
 from scheduler.contracts import requests
 
 BOM = b"\xef\xbb\xbf"
@@ -70,12 +70,14 @@ class Rules:
         endpoint: for lines without a url; "": they are refused.
         models: models that the caller may use; empty means all.
         only: the one endpoint that lines may name; "": any.
+        served: the models that there are; None: nobody can tell.
     """
 
     model: str = ""
     endpoint: str = ""
     models: tuple[str, ...] = ()
     only: str = ""
+    served: Mapping[str, sites.Served] | None = None
 
 
 class Splitter:
@@ -140,53 +142,55 @@ class Splitter:
 
 
 class Seen:
-    """A set of custom ids in 16 bytes or so each: an open-addressed table of their digests.
+    """A set of custom ids in 13 to 27 bytes each: open-addressed tables of their digests.
 
-    A Python set of strings takes ten times that, too much for ten million lines. Digests of 12 bytes
-    (the rest of a slot would be air) collide for ten million ids with a probability of 6e-16.
+    A Python set of strings takes ten times that, too much for ten million lines. Digests of 10 bytes
+    collide for ten million ids with a probability of 4e-11. Many small tables, since one that grows is
+    there twice for a moment.
     """
 
-    _SIZE = 12
+    _SIZE = 10
     _EMPTY = bytes(_SIZE)
+    _TABLES = 64
 
     def __init__(self) -> None:
-        self._slots = 1024
-        self._table = bytearray(self._slots * self._SIZE)
-        self._used = 0
+        self._tables = [bytearray(16 * self._SIZE) for _ in range(self._TABLES)]
+        self._counts = [0] * self._TABLES
 
     def __len__(self) -> int:
-        return self._used
+        return sum(self._counts)
 
     def add(self, custom_id: str) -> bool:
         """Add an id; return False if it was there already."""
-        if self._used * 4 >= self._slots * 3:
-            self._grow()
         digest = hashlib.blake2b(custom_id.encode(), digest_size=self._SIZE).digest()
-        new = self._put(digest)
-        self._used += new
+        number = digest[-1] % self._TABLES
+        table = self._tables[number]
+        if self._counts[number] * 4 * self._SIZE >= len(table) * 3:
+            table = self._tables[number] = self._grown(table)
+        new = self._put(table, digest)
+        self._counts[number] += new
         return new
 
-    def _put(self, digest: bytes) -> bool:
-        mask = self._slots - 1
+    def _put(self, table: bytearray, digest: bytes) -> bool:
+        mask = len(table) // self._SIZE - 1
         slot = int.from_bytes(digest[:8], "little") & mask
         while True:
             at = slot * self._SIZE
-            held = self._table[at : at + self._SIZE]
+            held = table[at : at + self._SIZE]
             if held == digest:
                 return False
             if held == self._EMPTY:
-                self._table[at : at + self._SIZE] = digest
+                table[at : at + self._SIZE] = digest
                 return True
             slot = (slot + 1) & mask
 
-    def _grow(self) -> None:
-        old = self._table
-        self._slots *= 2
-        self._table = bytearray(self._slots * self._SIZE)
+    def _grown(self, old: bytearray) -> bytearray:
+        table = bytearray(2 * len(old))
         for at in range(0, len(old), self._SIZE):
             digest = bytes(old[at : at + self._SIZE])
             if digest != self._EMPTY:
-                self._put(digest)
+                self._put(table, digest)
+        return table
 
 
 class Refused(Exception):
@@ -291,6 +295,10 @@ def _body(fields: dict[str, Any], rules: Rules) -> dict[str, Any]:
         raise Refused("missing_model", "body.model is missing: name it there or with --model")
     if rules.models and model not in rules.models:
         raise Refused("forbidden", f"you may not use model {json.dumps(model[:80])}")
+    if rules.served is not None and model not in rules.served:
+        why = sites.fault(model, rules.served)
+        if why:
+            raise Refused("model_not_found", why)
     if body.get("stream"):
         raise Refused("invalid_body", "body.stream can't be true in a batch: leave it out")
     for field in body:

@@ -14,7 +14,17 @@ import fastapi
 import fastapi.responses
 import starlette.datastructures
 
-from batch_jobs import files, intake, lines, model, openai_shape, routes, settings, submission
+from batch_jobs import (
+    files,
+    intake,
+    lines,
+    model,
+    openai_shape,
+    routes,
+    settings,
+    sites,
+    submission,
+)
 from batch_jobs import store as stores
 from scheduler.contracts import clock as clocks
 from scheduler.contracts import errors, requests
@@ -33,11 +43,12 @@ def router(
     state_dir: Path,
     options: settings.BatchJobsSettings,
     clock: clocks.Clock,
+    site: sites.Site | None = None,
 ) -> fastapi.APIRouter:
     """Return the routes; arguments as those of `routes.router`."""
     kept = files.Files(store, state_dir, options.team_storage_bytes)
     uploads = _Uploads(store, kept, state_dir, clock)
-    batches = _Batches(store, uploads, options)
+    batches = _Batches(store, uploads, options, site or sites.Site())
     found = fastapi.APIRouter(prefix="/v1", route_class=_Route)
     found.add_api_route("/files", uploads.upload, methods=["POST"])
     found.add_api_route("/files", uploads.listed, methods=["GET"])
@@ -212,8 +223,13 @@ class _Batches:
     """/v1/batches."""
 
     def __init__(
-        self, store: stores.Store, uploads: _Uploads, options: settings.BatchJobsSettings
+        self,
+        store: stores.Store,
+        uploads: _Uploads,
+        options: settings.BatchJobsSettings,
+        site: sites.Site,
     ) -> None:
+        self._site = site
         self._store = store
         self._uploads = uploads
         self._options = options
@@ -230,7 +246,8 @@ class _Batches:
                 f"input_file_id: {found.file_id} was made by a batch", param="input_file_id"
             )
         await asyncio.to_thread(self._uploads.kept.check, job.team, found.bytes)
-        rules = lines.Rules(only=job.endpoint, models=caller.models)
+        served = await asyncio.to_thread(self._site.models)
+        rules = lines.Rules(only=job.endpoint, models=caller.models, served=served)
         taken = await asyncio.to_thread(
             intake.Intake, self._uploads.state_dir, rules, self._options.max_line_bytes
         )

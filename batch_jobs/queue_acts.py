@@ -10,7 +10,7 @@ from typing import Any
 
 import pydantic
 
-from batch_jobs import dependencies, intake, model, queueing, settings
+from batch_jobs import dependencies, intake, model, queueing, settings, sites
 from batch_jobs import store as stores
 from scheduler.contracts import clock as clocks
 from scheduler.contracts import errors, requests, times
@@ -44,7 +44,9 @@ class Acts:
         options: settings.BatchJobsSettings,
         clock: clocks.Clock,
         shares: Mapping[str, float],
+        site: sites.Site,
     ) -> None:
+        self._site = site
         self._queue = queueing.Queue(store, options, shares)
         self._store = store
         self._options = options
@@ -56,6 +58,7 @@ class Acts:
         Raises:
             errors.ForebayError: why.
         """
+        self._team(job.team, caller)
         self._qos(job.qos)
         self._dependency(job.dependency, caller, 0)
         if job.array_id:
@@ -64,6 +67,36 @@ class Acts:
                 raise errors.NotFound(f"there is no array {job.array_id}, or it is not yours")
         elif job.array_limit and job.array_task < 0:
             raise errors.BadRequest("array_limit: this is no array", param="array_limit")
+
+    def served(self, named: str) -> Mapping[str, sites.Served] | None:
+        """Return the models that there are, None where nobody can tell.
+
+        Args:
+            named: the model for lines that name none, or "".
+
+        Raises:
+            errors.BadRequest: it is none of them.
+        """
+        models = self._site.models()
+        if named and models is not None and (why := sites.fault(named, models, near=True)):
+            raise errors.BadRequest(f"model: {why}", param="model")
+        return models
+
+    def _team(self, team: str, caller: requests.Caller) -> None:
+        """Refuse a team that nobody knows: its bill would have no reader."""
+        if team == caller.team or self._site.teams is None:
+            return
+        try:
+            known = team in self._site.teams()
+        except errors.NoReplica as error:
+            raise errors.NoReplica(
+                f"account {team!r} can't be checked, since Slurm does not answer: try again later"
+            ) from error
+        if not known:
+            raise errors.BadRequest(
+                f"account {team!r}: it has no account in Slurm and no API key: check the name",
+                param="account",
+            )
 
     def room(self, job: model.BatchJob, tokens: int) -> None:
         """Refuse a submission beyond its team's queued tokens.
@@ -89,11 +122,15 @@ class Acts:
         begun = queue.decide([*jobs, new], now)
         starts = queue.starts([*jobs, new], now)
         rate = queue.tokens_per_s
+        tokens = {name: (both[0], both[1]) for name, both in report.tokens.models.items()}
+        gpu_s = sites.gpu_seconds(tokens, self._site.models())
         return {
             "estimate": {
                 "prompt_tokens": report.tokens.prompt,
                 "output_tokens": report.tokens.output,
                 "models": {name: sum(both) for name, both in report.tokens.models.items()},
+                "gpu_seconds": None if gpu_s is None else round(gpu_s, 1),
+                "cost": self._site.price(tokens) or None,
                 "tokens_per_s": round(rate, 1) if rate else None,
                 "seconds": round(report.tokens.all / rate, 1) if rate else None,
                 "start_us": now if new.job_id in begun.start else starts.get(new.job_id),

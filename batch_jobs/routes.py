@@ -25,6 +25,7 @@ from batch_jobs import (
     queue_acts,
     results,
     settings,
+    sites,
     submission,
 )
 from batch_jobs import store as stores
@@ -61,6 +62,7 @@ def router(
     options: settings.BatchJobsSettings,
     clock: clocks.Clock,
     shares: Mapping[str, float] | None = None,
+    site: sites.Site | None = None,
 ) -> fastapi.APIRouter:
     """Return the routes.
 
@@ -70,8 +72,10 @@ def router(
         options: the [batch_jobs] table.
         clock: time.
         shares: the teams' shares, 1 where one is not named.
+        site: what submissions are checked against.
     """
-    api = _Api(store, state_dir, options, clock, shares or {})
+    acts = queue_acts.Acts(store, options, clock, shares or {}, site or sites.Site())
+    api = _Api(store, state_dir, options, clock, acts)
     found = fastapi.APIRouter(prefix=PREFIX, route_class=Route)
     found.add_api_route("", api.submit, methods=["POST"])
     found.add_api_route("", api.list, methods=["GET"])
@@ -95,13 +99,13 @@ class _Api:
         state_dir: Path,
         options: settings.BatchJobsSettings,
         clock: clocks.Clock,
-        shares: Mapping[str, float],
+        acts: queue_acts.Acts,
     ) -> None:
         self._store = store
         self._state_dir = state_dir
         self._options = options
         self._clock = clock
-        self._acts = queue_acts.Acts(store, options, clock, shares)
+        self._acts = acts
         self._files = files.Files(store, state_dir, options.team_storage_bytes)
 
     async def submit(self, request: Request) -> dict[str, Any]:
@@ -110,7 +114,12 @@ class _Api:
         wish = submission.read(request.query_params.get("options", "{}"))
         job = submission.draft(wish, caller, self._clock.wall_us())
         await asyncio.to_thread(self._acts.check, job, caller)
-        rules = lines.Rules(model=wish.model, endpoint=wish.endpoint, models=caller.models)
+        rules = lines.Rules(
+            model=wish.model,
+            endpoint=wish.endpoint,
+            models=caller.models,
+            served=self._acts.served(wish.model),
+        )
         length = request.headers.get("content-length", "")
         await asyncio.to_thread(self._files.check, job.team, int(length) if length.isdigit() else 0)
         taken = await asyncio.to_thread(

@@ -326,6 +326,8 @@ class JobRun:
             if self.stalled:
                 self.stalled = ""
                 freed()
+            if self._options.commit_s:
+                await clock.sleep(self._options.commit_s)
 
     def touch(self) -> None:
         """Have what was recorded committed soon."""

@@ -112,6 +112,13 @@ class BatchJobsSettings:
         unit="s",
         least=0,
     )
+    commit_s: float = setting(
+        0.02,
+        "Least time between two commits of a job's journal. Results that come meanwhile share one sync; "
+        "what a crash then costs is that many seconds of work done again, nothing that was told.",
+        unit="s",
+        least=0,
+    )
     poll_s: float = setting(
         0.25,
         "How often the runner looks for new jobs, cancellations and limits; one short query each.",

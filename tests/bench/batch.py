@@ -1,9 +1,9 @@
 """Batch jobs beside `vllm run-batch` on real vLLM, and the runner alone on an engine that answers at once.
 
 The same file (half of its lines share prefixes), the same model, one machine, one run, interleaved:
-run-batch, Forebay, Forebay with preemptions. Both are measured warm: run-batch from its first answer to its
-last, Forebay from the start of its job to the end of its last line, so that what the runner and the gateway
-do first counts against us. A fresh replica for each arm: nobody finds another's prefix cache.
+run-batch, Forebay, Forebay with preemptions; and both again with a KV pool that the shared prefixes exceed.
+All are measured warm, from the first output to the last. A fresh engine for each arm: nobody finds another's
+prefix cache.
 
 The last line is JSON.
 """
@@ -11,13 +11,10 @@ The last line is JSON.
 import argparse
 import asyncio
 import contextlib
-import datetime
 import json
-import os
-import platform
 import random
 import signal
-import statistics
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -27,30 +24,33 @@ from typing import Any
 import aiohttp
 
 from batch_jobs import routes
-from tests.bench import batch_lines, gateway_subjects, processes
+from tests.bench import batch_big, batch_lines, batch_report, gateway_subjects, processes
 from tests.contract import engine_vllm, vllm_sink
 
 SEATS = 32
-PREEMPTIONS = 10
-ARGUMENTS: Mapping[str, Any] = {
-    "enforce-eager": True,
-    "dtype": "float32",
-    "block-size": 32,
-    "kv-cache-memory-bytes": "16M",
-}
-ARMS = ("run_batch", "forebay", "forebay_preempted")
+POOL = "128M"  # all shared texts, and what 32 sequences take
+SMALL_POOL = "16M"  # not even half of them
+ARGUMENTS: Mapping[str, Any] = {"enforce-eager": True, "dtype": "float32", "block-size": 32}
+_SHARING = 25  # lines of the file for each shared text: half of them have one
+_PIDS = ("gateway_pid", "runner_pid")
+_WORDS = 100  # of a shared text, some 400 tokens
+
+
+def prefixes(count: int) -> int:
+    """Return how many shared texts a file of ``count`` lines has."""
+    return max(1, count // _SHARING)
 
 
 def written(count: int, seed: int) -> bytes:
-    """Return the file: chat lines, each second one with a prefix that fifty share, in no order."""
+    """Return the file: chat lines, each second one with a text before it that others share, in no order."""
     chance = random.Random(seed)
     rows = []
     words = [f"word{n}" for n in range(400)]
-    prefixes = [" ".join(chance.choices(words, k=90)) for _ in range(max(1, count // 100))]
+    shared = [" ".join(chance.choices(words, k=_WORDS)) for _ in range(prefixes(count))]
     for number in range(count):
         said = " ".join(chance.choices(words, k=20))
         if number % 2:
-            said = f"{chance.choice(prefixes)} {said}"
+            said = f"{chance.choice(shared)} {said}"
         body = {
             "model": "chat",
             "messages": [{"role": "user", "content": said}],
@@ -75,15 +75,16 @@ def tokens(lines: Sequence[Mapping[str, Any]]) -> int:
     return sum(line["response"]["body"]["usage"]["completion_tokens"] for line in lines)
 
 
-async def run_batch(folder: Path, data: Path, weights: Path) -> dict[str, Any]:
+async def run_batch(
+    folder: Path, data: Path, weights: Path, engine: Mapping[str, Any]
+) -> dict[str, Any]:
     """Run the peer over the file."""
     out = folder / "out.jsonl"
     argv = [
         str(engine_vllm.python(engine_vllm.NEWEST)), "-P", "-m", "tests.bench.batch_peer", str(folder),
         "-i", str(data), "-o", str(out), "--model", str(weights), "--served-model-name", "chat",
-        "--max-num-seqs", str(SEATS),
     ]  # fmt: skip
-    for name, value in ARGUMENTS.items():
+    for name, value in engine.items():
         argv += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     env = {"PYTHONPATH": str(engine_vllm.REPOSITORY)}
     async with gateway_subjects.process(argv, folder / "peer.log", env) as peer:
@@ -118,7 +119,8 @@ async def site(folder: Path, replica: engine_vllm.Replica) -> AsyncIterator[dict
         runner = [*gateway_subjects.python("x")[:1], "-m", "forebay", "batchd"]
         env = {**state, "FOREBAY_URL": said["http"]}
         async with gateway_subjects.process(runner, folder / "batchd.log", env) as batchd:
-            yield {"http": said["http"], "key": key, "pid": str(batchd.pid), "token": said["token"]}
+            pids = {"gateway_pid": str(gateway.pid), "runner_pid": str(batchd.pid)}
+            yield {"http": said["http"], "key": key, "token": said["token"], **pids}
 
 
 async def forebay(
@@ -133,6 +135,7 @@ async def forebay(
         ) as answer:
             job_id = (await answer.json())["job_id"]
         asked = 0
+        cpu = {name: processes.cpu_s(int(at[name])) for name in _PIDS}
         while True:
             async with session.get(f"{url}/{job_id}", headers=headers) as answer:
                 job = await answer.json()
@@ -142,21 +145,27 @@ async def forebay(
             if asked < preemptions and job["lines"]["done"] >= share * job["lines"]["total"]:
                 asked += 1
                 await _spike(session, at, asked)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1 if preemptions else 0.5)
         async with session.get(f"{url}/{job_id}/output", headers=headers) as answer:
             lines = [json.loads(line) for line in (await answer.read()).splitlines()]
-        rss = processes.rss_mb(int(at["pid"]))
-    seconds = (job["finalizing_us"] - job["started_us"]) / 1e6
+        cpu_s = sum(processes.cpu_s(int(at[name])) - cpu[name] for name in _PIDS)
+        rss = processes.rss_mb(int(at["runner_pid"]))
+    rows = [json.loads(line) for line in replica.rows_file.read_text().splitlines()]
+    rows = [row for row in rows if row["tier"] == "batch"]
     ids = [line["custom_id"] for line in lines]
+    prompts = sum(line["response"]["body"]["usage"]["prompt_tokens"] for line in lines)
     return {
-        "seconds": seconds,
+        "seconds": (job["finalizing_us"] - min(row["ended_us"] for row in rows)) / 1e6,
+        "wall_s": (job["ended_us"] - job["submitted_us"]) / 1e6,
         "tokens": tokens(lines),
         "lines": len(lines),
         "rss_mb": rss,
+        "cpu_s": cpu_s,
         "preempted": job["lines"]["preempted"],
         "lost": job["lines"]["total"] - len(set(ids)),
         "duplicated": len(ids) - len(set(ids)),
-        **recomputed(replica.rows_file),
+        "cached": 1 - sum(row["uncached_prompt_tokens"] for row in rows) / max(1, prompts),
+        "recomputed": batch_report.recomputed(rows),
     }
 
 
@@ -168,188 +177,94 @@ async def _spike(session: aiohttp.ClientSession, at: Mapping[str, str], number: 
         await answer.read()
 
 
-def recomputed(rows_file: Path) -> dict[str, float]:
-    """Return the share of a run's tokens that were computed again, by the replica's own rows."""
-    rows = [json.loads(line) for line in rows_file.read_text().splitlines()]
-    seen: set[str] = set()
-    again = total = 0
-    for row in rows:
-        if row.get("tier") != "batch":
-            continue
-        computed = row["uncached_prompt_tokens"]
-        total += computed + row["output_tokens"]
-        again += computed if row["custom_id"] in seen else 0
-        seen.add(row["custom_id"])
-    return {"recomputed_share": again / max(1, total)}
-
-
-async def compare(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+async def compare(options: argparse.Namespace, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Run every arm in turn, so many rounds."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in ARMS}
-    with tempfile.TemporaryDirectory(prefix="forebay-bench-") as name:
-        folder = Path(name)
-        data = folder / "requests.jsonl"
-        data.write_bytes(written(options.lines, 11))
-        server = engine_vllm.ForkServer(engine_vllm.NEWEST, folder)
-        try:
-            spec = engine_vllm.spec(
-                folder,
-                seats=SEATS,
-                reserved_seats=0,
-                engine_args={**ARGUMENTS, "max-num-seqs": SEATS},
-            )
-            for number in range(options.rounds):
-                order = ARMS[number % len(ARMS) :] + ARMS[: number % len(ARMS)]
-                for arm in order:
-                    home = folder / f"{arm}-{number}"
-                    home.mkdir()
-                    if arm == "run_batch":
-                        got = await run_batch(home, data, Path(spec.weights))
-                    else:
-                        rows = {vllm_sink.ROWS: str(home / "rows.jsonl")}
-                        replica = engine_vllm.listening(
-                            server, engine_vllm.begin(server, spec, rows)
-                        )
-                        replica.rows_file = home / "rows.jsonl"
-                        count = PREEMPTIONS if arm == "forebay_preempted" else 0
-                        try:
-                            got = await forebay(home, data, replica, count)
-                        finally:
-                            os.kill(replica.pid, signal.SIGTERM)
-                    found[arm].append(got)
-                    rate = got["tokens"] / got["seconds"]
-                    print(f"round {number + 1} {arm}: {rate:.0f} tokens/s", flush=True)
-        finally:
-            server.close()
+    arms = [(arm, POOL) for arm in batch_report.ARMS]
+    arms += [(batch_report.SMALL + arm, SMALL_POOL) for arm in batch_report.POOLED]
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in arms}
+    data = folder / "requests.jsonl"
+    data.write_bytes(written(options.lines, 11))
+    server = engine_vllm.ForkServer(engine_vllm.NEWEST, folder)
+    try:
+        for number in range(options.rounds):
+            turn = number % len(arms)
+            for name, pool in arms[turn:] + arms[:turn]:
+                home = folder / f"{name}-{number}"
+                home.mkdir()
+                got = await run_arm(server, home, data, name, pool)
+                found[name].append(got)
+                told = {key: round(value, 4) for key, value in got.items()}
+                print(f"round {number + 1} {name}: {batch_report.rate(got):.0f} tokens/s {told}")
+                sys.stdout.flush()
+    finally:
+        server.close()
     return found
 
 
-def result(
-    arms: Mapping[str, Sequence[Mapping[str, Any]]], alone: Mapping[str, Any]
+async def run_arm(
+    server: engine_vllm.ForkServer, home: Path, data: Path, name: str, pool: str
 ) -> dict[str, Any]:
-    """Return the JSON: medians over rounds."""
-
-    def rates(arm: str) -> list[float]:
-        return [each["tokens"] / each["seconds"] for each in arms.get(arm, ())]
-
-    preempted = arms.get("forebay_preempted", ())
-    ours = [each for arm in ("forebay", "forebay_preempted") for each in arms.get(arm, ())]
-    medians = {arm: round(statistics.median(rates(arm)), 1) for arm in ARMS if rates(arm)}
-    base = medians.get("run_batch")
-    return {
-        "tokens_per_s": medians,
-        "of_run_batch": {arm: round(rate / base, 3) for arm, rate in medians.items()}
-        if base
-        else {},
-        "spread": {arm: [round(rate, 1) for rate in sorted(rates(arm))] for arm in ARMS},
-        "preemptions": [each["preempted"] for each in preempted],
-        "recomputed_share": round(
-            max((each["recomputed_share"] for each in preempted), default=0.0), 4
-        ),
-        "lines_per_cpu_s": alone.get("lines_per_cpu_s"),
-        "rss_mb": {
-            "1m_lines"
-            if alone.get("lines") == 1_000_000
-            else f"{alone.get('lines')}_lines": alone.get("rss_mb"),
-            **{
-                arm: round(max(each["rss_mb"] for each in arms[arm]))
-                for arm in ARMS
-                if arms.get(arm)
-            },
-        },
-        "alone": alone,
-        "lost": sum(each["lost"] for each in ours) + alone.get("lost", 0),
-        "duplicated": sum(each["duplicated"] for each in ours) + alone.get("duplicated", 0),
-    }
-
-
-REPORT = """\
-# Batch jobs
-
-{day}, {machine}, {cores} cores, Python {python}, vLLM {vllm} on CPU.
-
-`make bench-batch` runs one file of {lines} chat lines (half of them share one of {prefixes} prefixes, all
-in random order) with `vllm run-batch`, with Forebay, and with Forebay while {preemptions} interactive
-requests each take a seat from a batch line; {rounds} rounds, interleaved, a fresh engine each time, {seats}
-sequences at once for both. run-batch is timed from its first answer to its last, Forebay from the start of
-its job to the end of its last line. Then the runner alone feeds {alone} lines to a gateway that answers at
-once, is killed half-way and resumed.
-
-| | tokens/s (median) | of run-batch | every round |
-| --- | --- | --- | --- |
-{rows}
-
-| what | measured |
-| --- | --- |
-| preemptions in a round | {preempted} |
-| tokens computed again, worst round | {recomputed:.2%} |
-| lines a CPU-second of the runner's process | {lines_per_cpu_s} |
-| most memory of the runner | {rss} MiB |
-| reading the journal half-way: with its checkpoint, without | {checkpoint} s, {journal} s |
-| from a new runner's start to its first answer | {resume} s |
-| custom ids lost, twice | {lost}, {duplicated} |
-
-Not measured: GPUs; prefixes that exceed the KV pool by much; several replicas. The preempted arm's spikes
-are one token each: longer ones take the seat for longer, which is the interactive users' gain and not a cost
-of resuming. On a machine with more cores the gateway and the runner no longer share them with the engine.
-"""
-
-
-def report(options: argparse.Namespace, said: Mapping[str, Any]) -> str:
-    """Return the report's text."""
-    rows = "\n".join(
-        f"| {arm} | {rate} | {said['of_run_batch'].get(arm, '')} | "
-        f"{', '.join(map(str, said['spread'][arm]))} |"
-        for arm, rate in said["tokens_per_s"].items()
-    )
-    alone = said["alone"]
-    return REPORT.format(
-        day=datetime.datetime.now(datetime.UTC).date(),
-        machine=platform.machine(),
-        cores=os.cpu_count(),
-        python=platform.python_version(),
-        vllm=engine_vllm.NEWEST,
-        lines=options.lines,
-        prefixes=max(1, options.lines // 100),
-        preemptions=PREEMPTIONS,
-        rounds=options.rounds,
-        seats=SEATS,
-        alone=alone.get("lines"),
-        rows=rows,
-        preempted=", ".join(map(str, said["preemptions"])),
-        recomputed=said["recomputed_share"],
-        lines_per_cpu_s=said["lines_per_cpu_s"],
-        rss=alone.get("rss_mb"),
-        checkpoint=alone.get("recover_s", {}).get("checkpoint"),
-        journal=alone.get("recover_s", {}).get("journal_alone"),
-        resume=alone.get("resume_s"),
-        lost=said["lost"],
-        duplicated=said["duplicated"],
-    )
+    """Run one arm on an engine of its own."""
+    engine = {**ARGUMENTS, "max-num-seqs": SEATS, "kv-cache-memory-bytes": pool}
+    spec = engine_vllm.spec(home.parent, seats=SEATS, reserved_seats=0, engine_args=engine)
+    if name.endswith(batch_report.ARMS[0]):
+        return await run_batch(home, data, Path(spec.weights), engine)
+    rows = home / "rows.jsonl"
+    replica_id = engine_vllm.begin(server, spec, {vllm_sink.ROWS: str(rows)})
+    replica = engine_vllm.listening(server, replica_id)
+    replica.rows_file = rows
+    count = batch_report.PREEMPTIONS if name == batch_report.ARMS[2] else 0
+    try:
+        return await forebay(home, data, replica, count)
+    finally:
+        engine_vllm.stop(server, replica_id, signal.SIGTERM)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=int, default=2_000, help="of the file for vLLM; 0: not")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
         "--alone", type=int, default=1_000_000, help="lines for the runner alone; 0: not"
+    )
+    parser.add_argument(
+        "--big", type=int, default=10_000_000, help="lines to take in, journal and resume; 0: not"
     )
     parser.add_argument("--report", type=Path, help="write the report there")
     options = parser.parse_args()
     began = time.monotonic()
-    alone: dict[str, Any] = {}
-    if options.alone:
+    said: dict[str, Any] = {
+        "vllm": engine_vllm.NEWEST,
+        "lines": options.lines,
+        "prefixes": prefixes(options.lines),
+        "rounds": options.rounds,
+        "seats": SEATS,
+        "pool": f"{POOL}iB",
+        "small_pool": f"{SMALL_POOL}iB",
+        "alone": {},
+        "big": {},
+        "runs": {},
+    }
+    for part, count, measure in (
+        ("alone", options.alone, batch_lines.measure),
+        ("big", options.big, batch_big.measure),
+    ):
+        if count:
+            with tempfile.TemporaryDirectory(prefix="forebay-bench-") as name:
+                said[part] = measure(Path(name), count)
+            print(
+                f"{part}, after {time.monotonic() - began:.0f} s: {json.dumps(said[part])}",
+                flush=True,
+            )
+    if options.lines:
         with tempfile.TemporaryDirectory(prefix="forebay-bench-") as name:
-            alone = batch_lines.measure(Path(name), options.alone)
-        print(json.dumps(alone), flush=True)
-    arms = asyncio.run(compare(options)) if options.lines else {}
-    said = result(arms, alone)
+            said["runs"] = asyncio.run(compare(options, Path(name)))
+        print(json.dumps(batch_report.ratios(said["runs"])))
     if options.report:
-        options.report.write_text(report(options, said))
+        options.report.write_text(batch_report.report(said))
     print(f"{time.monotonic() - began:.0f} s", flush=True)
-    print(json.dumps(said))
+    print(json.dumps(batch_report.result(said["runs"], said["alone"])))
 
 
 if __name__ == "__main__":

@@ -6,16 +6,19 @@ and once without.
 """
 
 import asyncio
-import collections
+import contextlib
 import dataclasses
+import itertools
 import json
 import multiprocessing
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import uvloop
 
 from batch_jobs import checkpoint, daemon, intake, journal, lines, model, results, settings
 from batch_jobs import store as stores
@@ -24,7 +27,7 @@ from scheduler.runtime.registry import database
 from tests.bench import processes
 
 _PROCESSES = multiprocessing.get_context("spawn")
-_ANSWER = json.dumps(
+ANSWER = json.dumps(
     {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -69,7 +72,7 @@ class _Instant(asyncio.Protocol):
                 b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
             )
             if self._transport is not None:
-                self._transport.write(head % len(_ANSWER) + _ANSWER)
+                self._transport.write(head % len(ANSWER) + ANSWER)
 
 
 def serve_instantly(told: Any) -> None:
@@ -98,14 +101,14 @@ def run_jobs(state_dir: str, url: str) -> None:
             clock=clock.SystemClock(),
         )
 
-    asyncio.run(run())
+    uvloop.run(run())  # as `forebay batchd` runs
 
 
-def written(count: int) -> Iterator[bytes]:
-    """Yield the lines of a file, half of which share a prefix with a hundred others."""
+def written(count: int, *, short: bool = False) -> Iterator[bytes]:
+    """Yield the lines of a file, half of which share a prefix with a hundred others; short: none."""
     for number in range(1, count + 1):
         said = f"question {number}: what follows from the text above?"
-        if number % 2:
+        if number % 2 and not short:
             said = f"chapter {number // 200}. " + "some text that many share. " * 8 + said
         body = {"model": "chat", "messages": [{"role": "user", "content": said}], "max_tokens": 16}
         fields = {
@@ -127,18 +130,21 @@ class Took:
     rss_mb: float
 
 
-def submit(state_dir: Path, count: int) -> tuple[stores.Store, Took]:
-    """Take a file in, as the gateway does; returns what that took."""
-    store = stores.open_store(database.sqlite_url(state_dir))
+def take_in(state_dir: str, count: int, short: bool, told: Any) -> None:
+    """Take a file in, as the gateway does, in a process of its own; tells what that took."""
+    store = stores.open_store(database.sqlite_url(Path(state_dir)))
     began, cpu = time.perf_counter(), time.process_time()
-    taken = intake.Intake(state_dir, lines.Rules(), 1 << 20)
+    taken = intake.Intake(Path(state_dir), lines.Rules(), 1 << 20)
+    made_s = 0.0
     chunk: list[bytes] = []
-    for line in written(count):
-        chunk.append(line)
-        if len(chunk) == 4_096:
-            taken.feed(b"".join(chunk))
-            chunk.clear()
-    taken.feed(b"".join(chunk))
+    source = written(count, short=short)
+    while True:
+        before = time.process_time()
+        chunk = list(itertools.islice(source, 4_096))
+        made_s += time.process_time() - before
+        if not chunk:
+            break
+        taken.feed(b"".join(chunk))
     report = taken.finish()
     job = model.BatchJob(
         0,
@@ -149,8 +155,33 @@ def submit(state_dir: Path, count: int) -> tuple[stores.Store, Took]:
         submitted_us=1,
     )
     store.add(job, taken.place)
-    took = Took(count, time.perf_counter() - began, time.process_time() - cpu, 0.0)
-    return store, took
+    store.close()
+    wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu - made_s
+    told.send(Took(count, wall_s, cpu_s, peak_mb(os.getpid())))
+
+
+def submit(state_dir: Path, count: int, *, short: bool = False) -> tuple[stores.Store, Took]:
+    """Submit a file; returns the store, and what taking the file in took."""
+    took: Took = in_process(take_in, str(state_dir), count, short)
+    return stores.open_store(database.sqlite_url(state_dir)), took
+
+
+def in_process(body: Callable[..., None], *arguments: Any) -> Any:
+    """Return what a function tells through the pipe that is its last argument, in a process of its own."""
+    mine, theirs = _PROCESSES.Pipe()
+    process = _PROCESSES.Process(target=body, args=(*arguments, theirs))
+    process.start()
+    theirs.close()
+    told = mine.recv()
+    process.join()
+    return told
+
+
+def peak_mb(pid: int) -> float:
+    """Return the most memory that a process held, in MiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = (each for each in status.splitlines() if each.startswith("VmHWM:"))
+    return int(line.split()[1]) / 1024
 
 
 class Runner:
@@ -176,11 +207,8 @@ class Runner:
 
     def took(self, count: int, cpu_before: float = 0.0) -> Took:
         """Return what it took so far."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        (line,) = (each for each in status.splitlines() if each.startswith("VmHWM:"))
-        peak = int(line.split()[1]) / 1024
         cpu = processes.cpu_s(self.pid) - cpu_before
-        return Took(count, time.perf_counter() - self.began, cpu, peak)
+        return Took(count, time.perf_counter() - self.began, cpu, peak_mb(self.pid))
 
     def kill(self) -> None:
         """kill -9."""
@@ -190,20 +218,30 @@ class Runner:
 
 def counted(state_dir: Path, count: int) -> tuple[int, int]:
     """Return how many custom ids are lost, and how many stand more than once."""
-    seen: collections.Counter[bytes] = collections.Counter()
+    seen = bytearray(count + 1)
     with (intake.job_folder(state_dir, 1) / results.OUTPUT).open("rb") as file:
         for line in file:
-            seen[line.split(b'"custom_id":"', 1)[1].split(b'"', 1)[0]] += 1
-    return count - len(seen), sum(seen.values()) - len(seen)
+            number = int(line.split(b'"custom_id":"c', 1)[1].split(b'"', 1)[0])
+            seen[number] = min(seen[number] + 1, 255)
+    return seen.count(0, 1), sum(each - 1 for each in seen if each > 1)
 
 
-def measure(folder: Path, count: int) -> dict[str, Any]:
-    """Run ``count`` lines, killed half-way and resumed."""
+@contextlib.contextmanager
+def instant_gateway() -> Iterator[str]:
+    """Run the gateway that answers at once; yields its address."""
     mine, theirs = _PROCESSES.Pipe()
     gateway = _PROCESSES.Process(target=serve_instantly, args=(theirs,))
     gateway.start()
     try:
-        url = f"http://127.0.0.1:{mine.recv()}"
+        yield f"http://127.0.0.1:{mine.recv()}"
+    finally:
+        gateway.kill()
+        gateway.join()
+
+
+def measure(folder: Path, count: int) -> dict[str, Any]:
+    """Run ``count`` lines, killed half-way and resumed."""
+    with instant_gateway() as url:
         store, intake_took = submit(folder, count)
         first = Runner(folder, url)
         idle_cpu = _started(first, store)
@@ -213,30 +251,37 @@ def measure(folder: Path, count: int) -> dict[str, Any]:
         before = first.took(half.counts.ok, idle_cpu)
         first.kill()
         resume_s = resumed(folder, count)
-        second = Runner(folder, url)
-        known = half.counts.ok
-        second.until(store, lambda job: job.counts.ok > known)
-        again_s = time.perf_counter() - second.began
-        second.until(store, lambda job: job.state.final)
-        after = second.took(count)
-        second.kill()
+        again_s, after = finished(folder, url, store, half.counts.ok)
         lost, twice = counted(folder, count)
         store.close()
-    finally:
-        gateway.kill()
-        gateway.join()
     return {
         "lines": count,
         "lines_per_cpu_s": round(before.lines / max(0.001, before.cpu_s)),
         "lines_per_s": round(before.lines / before.wall_s),
         "rss_mb": round(max(before.rss_mb, after.rss_mb), 1),
         "intake_lines_per_cpu_s": round(count / max(0.001, intake_took.cpu_s)),
+        "intake_rss_mb": round(intake_took.rss_mb, 1),
         "recover_s": resume_s,
         "resume_s": round(again_s, 2),
         "lost": lost,
         "duplicated": twice,
         "cores": os.cpu_count(),
     }
+
+
+def finished(folder: Path, url: str, store: stores.Store, known: int) -> tuple[float, Took]:
+    """Let a new runner end the job.
+
+    Returns:
+        The seconds until it had told of a new answer, and what all of it took.
+    """
+    runner = Runner(folder, url)
+    runner.until(store, lambda job: job.counts.ok > known)
+    again_s = time.perf_counter() - runner.began
+    job = runner.until(store, lambda job: job.state.final)
+    took = runner.took(job.counts.ok)
+    runner.kill()
+    return again_s, took
 
 
 def _started(runner: Runner, store: stores.Store) -> float:
@@ -246,16 +291,18 @@ def _started(runner: Runner, store: stores.Store) -> float:
     return processes.cpu_s(runner.pid)
 
 
-def resumed(folder: Path, count: int) -> dict[str, float]:
+def resumed(
+    folder: Path, count: int, names: Sequence[str] = ("checkpoint", "journal_alone")
+) -> dict[str, float]:
     """Return the seconds that reading the journal takes, with its checkpoint and without."""
     path = intake.job_folder(folder, 1) / results.JOURNAL
     kept = path.parent / checkpoint.NAME
     found = {}
-    for name in ("checkpoint", "journal_alone"):
+    for name in names:
         began = time.perf_counter()
         journal.recover(path, count)
         found[name] = round(time.perf_counter() - began, 2)
-        if kept.exists():
+        if kept.exists() and len(names) > 1:
             kept.rename(kept.with_suffix(".aside"))
     aside = kept.with_suffix(".aside")
     if aside.exists():

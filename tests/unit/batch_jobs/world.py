@@ -17,7 +17,7 @@ import fastapi
 from aiohttp import web
 from fastapi import testclient
 
-from batch_jobs import commands, daemon, intake, model, routes, settings
+from batch_jobs import commands, daemon, intake, model, routes, settings, sites
 from batch_jobs import store as stores
 from scheduler.contracts import clock, command_line, ports, requests
 from scheduler.runtime.registry import database
@@ -196,12 +196,17 @@ class AppApi:
         caller: requests.Caller = ALICE,
         options: settings.BatchJobsSettings = QUICK,
         time: clock.Clock | None = None,
+        site: sites.Site | None = None,
     ) -> None:
         self.caller = caller
         app = fastapi.FastAPI()
         app.include_router(
             routes.router(
-                store, state_dir=state_dir, options=options, clock=time or clock.SystemClock()
+                store,
+                state_dir=state_dir,
+                options=options,
+                clock=time or clock.SystemClock(),
+                site=site,
             )
         )
 
