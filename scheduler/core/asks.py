@@ -1,19 +1,25 @@
 """Lease asks, shaped so that Slurm can start them soon, and when not to ask.
 
 A lease is as small as its replica unless the site wants more GPUs in one; more GPUs than a node has are
-whole nodes. Its walltime ends before the next window of its cluster, and a least walltime lets Slurm start it
-sooner.
+whole nodes. A least walltime lets Slurm start it sooner. Where every node that could hold it is kept for
+maintenance or for somebody else from some time on, its walltime is cut to end before that, if what is left is
+worth a start; otherwise it is not asked for.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from scheduler.contracts import fleet
-from scheduler.core import actions, members, placement, snapshot, windows
+from scheduler.contracts import fleet, slurm
+from scheduler.core import actions, members, placement, rollover, snapshot, windows
+
+_KEPT = frozenset(
+    {"reserved", "maintenance", "planned"}
+)  # flags of a node that will be usable again
+MINUTE_S = 60  # Slurm counts walltime in whole minutes; one more, for the time until it starts
 
 
-class Settings(Protocol):
+class Settings(rollover.Settings, Protocol):
     """What asking needs to be told."""
 
     @property
@@ -71,19 +77,20 @@ def ask(
     held = held_gpus(snap, rolling) + sum(room.gpus for room in available if room.lease_id is None)
     if snap.gpus and held + gpus > snap.gpus:
         return None, f"{name}: all {snap.gpus} GPUs of the fleet are held, {held} of them now"
-    walltime, least, window = _walltime(snap, settings)
-    if walltime < max(1, least):
-        return None, f"{name}: {window} begins in {walltime} s, no lease would end before it"
+    whole, least = settings.lease_walltime_s, settings.lease_time_min_s
+    left, window = fitting_s(snap, settings, gpus, nodes)
     reason = f"{name} needs {deployment.spec.gpus} GPUs and no lease has them"
-    if window:
+    cut = 0
+    if left < whole:
+        least = math.ceil(_worth_s(snap, settings))
+        cut = max(0, math.floor(left / MINUTE_S) - 1) * MINUTE_S
+        if cut < least:
+            when = f"begins in {left:.0f} s" if left > 0 else "keeps every node that would do"
+            return None, f"{name}: {window} {when}, and a lease needs {least} s before it"
         reason += f"; it ends before {window}"
-    cut = walltime if walltime < settings.lease_walltime_s else 0
-    return (
-        actions.RequestLease(
-            kind, gpus, reason, deployment.spec.dedicated, nodes, cut, min(least, walltime)
-        ),
-        "",
-    )
+    dedicated = deployment.spec.dedicated
+    time_min = min(least, cut or whole)
+    return actions.RequestLease(kind, gpus, reason, dedicated, nodes, cut, time_min), ""
 
 
 def held_gpus(snap: snapshot.Snapshot, rolling: frozenset[str]) -> int:
@@ -97,10 +104,51 @@ def held_gpus(snap: snapshot.Snapshot, rolling: frozenset[str]) -> int:
     )
 
 
-def _walltime(snap: snapshot.Snapshot, settings: Settings) -> tuple[int, int, str]:
-    """Return walltime, least walltime, and the window that cuts it ("" if none does)."""
-    due, name = windows.until(snap.closures)
-    whole = settings.lease_walltime_s
-    if due >= whole:
-        return whole, settings.lease_time_min_s, ""
-    return int(due), settings.lease_time_min_s, name
+def fitting_s(
+    snap: snapshot.Snapshot, settings: Settings, gpus: int, nodes: int
+) -> tuple[float, str]:
+    """Return the longest walltime that crosses no window, seconds, and the window that ends it.
+
+    Nodes that are free now go first, if a lease on them is worth a start; Slurm takes others by itself only
+    when they become free. Without a word on nodes every window is taken to close them all.
+    """
+    each, count = gpus // max(1, nodes), max(1, nodes)
+    able = [node for node in snap.nodes if (node.gpus or 0) >= each and _comes_back(node)]
+    if not snap.closures or len(able) < count:
+        return windows.until(snap.closures)
+    free = [node for node in able if (node.gpus_free or 0) >= each]
+    if len(free) >= count:
+        now = _longest(snap, free, count)
+        if now[0] >= _worth_s(snap, settings):
+            return now
+    return _longest(snap, able, count)
+
+
+def crossing(snap: snapshot.Snapshot, settings: Settings) -> Iterator[actions.CloseLease]:
+    """Give back asks that wait for the end of a window which a shorter lease would end before."""
+    for held in snap.leases:
+        lease = held.lease
+        if lease.state is not fleet.LeaseState.PENDING or not snap.closures:
+            continue
+        left, window = fitting_s(snap, settings, lease.gpus, lease.whole_nodes)
+        most = max(lease.time_min_s, _worth_s(snap, settings))
+        if most <= left < (lease.time_min_s or lease.walltime_s):
+            yield actions.CloseLease(
+                lease.lease_id, f"it would run into {window}: a shorter one fits"
+            )
+
+
+def _worth_s(snap: snapshot.Snapshot, settings: Settings) -> float:
+    """Return the least walltime before a window that is worth it: it is not given up at once again."""
+    return max(float(settings.lease_time_min_s), rollover.lead_s(snap, settings))
+
+
+def _longest(snap: snapshot.Snapshot, nodes: Sequence[slurm.Node], count: int) -> tuple[float, str]:
+    ends = sorted((windows.until(snap.closures, [node.name]) for node in nodes), reverse=True)
+    return ends[count - 1]
+
+
+def _comes_back(node: slurm.Node) -> bool:
+    return node.usable or (
+        node.state in {"idle", "mixed", "allocated"} and node.flags <= _KEPT and bool(node.flags)
+    )

@@ -96,6 +96,8 @@ def fill(
         stopping.add(stop.replica_id)
         yield stop
     taken = _taken_back(snap, settings, gaps, stopping)
+    if snap.jobs is not None:
+        taken += asks.crossing(snap, settings)
     yield from taken
     gone = rolling | {action.lease_id for action in taken}
     available = placement.rooms(

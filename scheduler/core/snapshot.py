@@ -138,6 +138,7 @@ class Snapshot:
     Attributes:
         jobs: every job that Slurm knows, None if Slurm did not answer the last poll.
         poll: number of the poll that `jobs` is from.
+        nodes: Slurm's nodes by its newest answer; empty if nothing is known of them.
         settling: the leader is new: agents may still come back, so nothing is started or asked for.
         ended: leases of the registry that ended, to tell their jobs from unknown ones.
         cancels: Slurm job to seconds since we last cancelled it.
@@ -163,6 +164,7 @@ class Snapshot:
     cluster: str
     jobs: tuple[slurm.Job, ...] | None = None
     poll: int = 0
+    nodes: tuple[slurm.Node, ...] = ()
     settling: bool = False
     leases: tuple[HeldLease, ...] = ()
     ended: frozenset[ids.LeaseId] = frozenset()

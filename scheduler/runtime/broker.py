@@ -246,6 +246,10 @@ class Leader:
                     }
                     for node in self.live.nodes
                 ],
+                "reservations": [
+                    {**dataclasses.asdict(kept), "flags": sorted(kept.flags)}
+                    for kept in self.live.reservations
+                ],
                 "error": self.poller.error,
             },
             "queue": {name: dataclasses.asdict(item) for name, item in demand.items()},

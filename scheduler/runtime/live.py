@@ -61,6 +61,7 @@ class Live:
         self.rates = arrivals.Rates()
         self.jobs: tuple[slurm.Job, ...] | None = None
         self.nodes: tuple[slurm.Node, ...] = ()
+        self.reservations: tuple[slurm.Reservation, ...] = ()
         self.hung_up: set[ids.LeaseId] = set()  # agents that left since the last tick
         self.polls = 0
         self.polled = float("-inf")

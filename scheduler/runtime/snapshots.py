@@ -10,12 +10,16 @@ from collections.abc import Iterable
 from concurrent import futures
 
 from scheduler.contracts import clock, fleet, ids, slurm
-from scheduler.core import forecast, lending, snapshot
+from scheduler.core import forecast, lending, snapshot, windows
 from scheduler.runtime import forecasts, live, settings
 
 log = logging.getLogger(__name__)
 TOKENS_PER_S = 1_000.0  # of a replica that does batch, while none has said
 HURRY_S = 0.5  # between polls while a lease is on its way in or out
+RESERVED_S = 10.0  # between two looks at Slurm's reservations, which admins make hours ahead
+
+
+_Answer = tuple[tuple[slurm.Job, ...], tuple[slurm.Node, ...], tuple[slurm.Reservation, ...] | None]
 
 
 class Poller:
@@ -33,6 +37,7 @@ class Poller:
         self._time = time
         self._every_s = every_s
         self._due = float("-inf")
+        self._reserved_due = float("-inf")
         self._running: asyncio.Task[None] | None = None
         # Its own thread: a controller that hangs must not take those that write the registry.
         self._thread = futures.ThreadPoolExecutor(1, "slurm-poll")
@@ -55,7 +60,8 @@ class Poller:
         self._due = began + (min(HURRY_S, self._every_s) if self._hurry() else self._every_s)
         try:
             here = asyncio.get_running_loop()
-            jobs, nodes = await here.run_in_executor(self._thread, self._ask)
+            reserved = began >= self._reserved_due
+            jobs, nodes, kept = await here.run_in_executor(self._thread, self._ask, reserved)
         except slurm.SlurmError as error:
             if not self.error:
                 log.warning("Slurm does not answer, leases are left as they are: %s", error)
@@ -65,6 +71,9 @@ class Poller:
         if self.error:
             log.info("Slurm answers again")
         self.error = ""
+        if kept is not None:
+            self._live.reservations = kept
+            self._reserved_due = began + RESERVED_S
         self._live.absorb_poll(jobs, nodes, began)
 
     async def close(self) -> None:
@@ -74,8 +83,10 @@ class Poller:
             await asyncio.wait([self._running])
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self) -> tuple[tuple[slurm.Job, ...], tuple[slurm.Node, ...]]:
-        return self._port.jobs(), self._port.nodes()
+    def _ask(self, reserved: bool) -> _Answer:
+        """Ask for all in one go: reservations only if they are due."""
+        kept = self._port.reservations() if reserved else None
+        return self._port.jobs(), self._port.nodes(), kept
 
     def _hurry(self) -> bool:
         moving = {fleet.LeaseState.REQUESTED, fleet.LeaseState.PENDING, fleet.LeaseState.CLOSING}
@@ -100,6 +111,7 @@ def collect(
         cluster=picture.cluster,
         jobs=picture.jobs,
         poll=picture.polls,
+        nodes=picture.nodes,
         settling=not settled(picture, now, options),
         leases=tuple(
             snapshot.HeldLease(
@@ -144,6 +156,7 @@ def collect(
         held_s=picture.learned.held_s,
         week_s=forecasts.local_s(time.wall_us(), zone) % forecast.WEEK_S,
         scheduled=picture.scheduled,
+        closures=closures(picture.reservations, time.wall_us()),
         backlogs=_backlogs(picture, time.wall_us()),
         scale_memory=picture.scale_memory,
         lent_at=picture.lent_at,
@@ -166,6 +179,23 @@ def _bounded(picture: live.Live) -> tuple[snapshot.Deployment, ...]:
         else:
             found.append(deployment)
     return tuple(found)
+
+
+def closures(reservations: Iterable[slurm.Reservation], now_us: int) -> tuple[windows.Window, ...]:
+    """Return Slurm's reservations as windows, whoever they are for: our leases do not ask for any of them.
+
+    One without nodes keeps licences alone, and one that floats is always as far away.
+    """
+    return tuple(
+        windows.Window(
+            f"reservation {kept.name}",
+            (kept.starts_us - now_us) / 1_000_000,
+            (kept.ends_us - now_us) / 1_000_000,
+            frozenset(kept.nodes),
+        )
+        for kept in reservations
+        if kept.nodes and "TIME_FLOAT" not in kept.flags
+    )
 
 
 def _backlogs(picture: live.Live, now_us: int) -> dict[str, lending.Backlog]:

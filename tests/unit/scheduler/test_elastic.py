@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from scheduler.contracts import fleet
+from scheduler.contracts import fleet, slurm
 from scheduler.core import (
     actions,
     autoscale,
@@ -169,11 +169,74 @@ def test_no_lease_is_asked_for_that_would_cross_a_window() -> None:
     made = plan.plan(plans.picture(deployments=(plans.deployment(),), closures=(soon,)), options)
     (ask,) = made.actions
     assert isinstance(ask, actions.RequestLease)
-    assert (ask.walltime_s, ask.time_min_s) == (3600, 1800)
+    assert (ask.walltime_s, ask.time_min_s) == (3540, 1800)  # a minute for Slurm to start it in
     sooner = dataclasses.replace(soon, starts_s=1000.0)
     made = plan.plan(plans.picture(deployments=(plans.deployment(),), closures=(sooner,)), options)
     assert not made.actions
     assert "patch day" in made.notes[0]
+
+
+def node(name: str, free: int = 4, *flags: str) -> slurm.Node:
+    return slurm.Node(name, "idle", frozenset(flags), not flags, ("serve",), 4, free)
+
+
+def asked(
+    *nodes: slurm.Node, closures: tuple[windows.Window, ...]
+) -> tuple[actions.RequestLease | None, tuple[str, ...]]:
+    picture = plans.picture(deployments=(plans.deployment(),), closures=closures)
+    made = plan.plan(dataclasses.replace(picture, nodes=nodes), OPTIONS)
+    found = [each for each in made.actions if isinstance(each, actions.RequestLease)]
+    return found[0] if found else None, made.notes
+
+
+def test_a_window_that_leaves_nodes_enough_cuts_nothing() -> None:
+    rack = windows.Window("rack 1", 3600.0, 7200.0, frozenset({"n1"}))
+    ask, _ = asked(node("n1"), node("n2"), closures=(rack,))
+    assert ask is not None
+    assert (ask.walltime_s, ask.time_min_s) == (0, 0)
+
+
+def test_free_nodes_before_a_window_are_used_until_then_and_no_longer() -> None:
+    """n2 has no window and no GPU free: a lease of two hours on n1 starts now."""
+    rack = windows.Window("rack 1", 7300.0, 9000.0, frozenset({"n1"}))
+    ask, _ = asked(node("n1"), node("n2", 0), closures=(rack,))
+    assert ask is not None
+    assert ask.walltime_s == 7200
+    assert 0 < ask.time_min_s < 7200
+    assert "rack 1" in ask.reason
+    soon = dataclasses.replace(rack, starts_s=400.0)  # less than a start is worth
+    ask, _ = asked(node("n1"), node("n2", 0), closures=(soon,))
+    assert ask is not None
+    assert ask.walltime_s == 0
+
+
+def test_where_every_node_is_worked_on_nothing_is_asked_for() -> None:
+    now = windows.Window("patch day", -60.0, 7200.0, frozenset({"n1", "n2"}))
+    kept = (node("n1", 0, "maintenance"), node("n2", 0, "reserved", "maintenance"))
+    ask, notes = asked(*kept, node("n3", 0, "drain"), closures=(now,))
+    assert ask is None
+    assert "patch day keeps every node that would do" in notes[0]
+
+
+def test_an_ask_that_would_wait_for_a_windows_end_is_made_shorter_once() -> None:
+    rack = windows.Window("patch day", 7300.0, 9000.0)
+    waiting = plans.held(1, fleet.LeaseState.PENDING)
+    waiting = dataclasses.replace(
+        waiting, lease=dataclasses.replace(waiting.lease, walltime_s=86_400)
+    )
+    picture = plans.picture(
+        deployments=(plans.deployment(),), leases=(waiting,), closures=(rack,), jobs=(plans.job(1),)
+    )
+    made = plan.plan(picture, OPTIONS)
+    kinds = [type(each).__name__ for each in made.actions]
+    assert kinds.count("CloseLease") == kinds.count("RequestLease") == 1
+    (close,) = (each for each in made.actions if isinstance(each, actions.CloseLease))
+    assert "patch day" in close.reason
+    short = dataclasses.replace(
+        waiting, lease=dataclasses.replace(waiting.lease, walltime_s=7200, time_min_s=630)
+    )
+    made = plan.plan(dataclasses.replace(picture, leases=(short,)), OPTIONS)
+    assert not [each for each in made.actions if isinstance(each, actions.CloseLease)]
 
 
 def test_a_replica_larger_than_a_node_asks_for_whole_nodes() -> None:
