@@ -17,7 +17,7 @@ from batch_jobs import openai_api
 from batch_jobs import routes as batch_routes
 from batch_jobs import settings as batch_settings
 from batch_jobs import store as batch_store
-from forebay import admission_service, installation, quota_books, quotas, sinks, telemetry
+from forebay import admission_service, batch_site, installation, quota_books, quotas, sinks, telemetry
 from gateway import auth, dependencies, server
 from gateway import settings as gateway_settings
 from gateway.admission import place as places
@@ -188,6 +188,7 @@ class _Parts:
         books = here.config.table(accounting_settings.Accounting)
         batch = here.config.table(batch_settings.BatchJobsSettings)
         site = quotas.routes(here, registry, self._port.associations, time)
+        checks = batch_site.site(self._fleet, here.state, books, site.known_teams, time)
         return (
             batch_routes.router(
                 self._jobs,
@@ -195,8 +196,11 @@ class _Parts:
                 options=batch,
                 clock=time,
                 shares=self._table.team_shares,
+                site=checks,
             ),
-            openai_api.router(self._jobs, state_dir=here.state, options=batch, clock=time),
+            openai_api.router(
+                self._jobs, state_dir=here.state, options=batch, clock=time, site=checks
+            ),
             accounting_routes.router(
                 here.state,
                 table=books,
