@@ -91,6 +91,38 @@ class EnginesSettings:
         Path(tempfile.gettempdir()) / "forebay-gpus",
         "Folder on the node's own disk where replicas note which GPU they hold.",
     )
+    weights_dir: str = setting(
+        "",
+        "Folder on the node's own disk for staged weights and compile caches, for all leases of the node; "
+        "empty: forebay-weights-<uid> where temporary files go, which a site with a /tmp of each job's own "
+        "must not leave so.",
+    )
+    weights_budget_gb: float = setting(
+        0.0,
+        "Most that weights and caches may take there; the longest unused leave. 0: what the disk has.",
+        unit="10^9 bytes",
+        least=0,
+    )
+    weights_reserve_gb: float = setting(
+        5.0, "So much of that disk stays free for others.", unit="10^9 bytes", least=0
+    )
+    weights_parallel: int = setting(
+        8,
+        "Ranges of 16 MiB that a staging reads at once; one stream of an object store gives a tenth of a "
+        "node's network.",
+        least=1,
+        most=64,
+    )
+    weights_unsafe: bool = setting(
+        False, "Take pickled weights (*.bin, *.pt) too; they can run code when they are loaded."
+    )
+    s3_endpoint: str = setting("", "URL of an S3 service that is not Amazon's.")
+    s3_region: str = setting("", "Its region; empty: AWS_REGION, else us-east-1.")
+    s3_credentials: str = setting(
+        "",
+        "An AWS credentials file (its profile `default`) that only the agents' user may read; empty: the "
+        "environment's AWS_* variables or the machine's role.",
+    )
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as JSON values, for the spec of an agent or a slot."""

@@ -10,16 +10,15 @@ import dataclasses
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from engines import gpus, private, processes
 from engines.replica import launch
-from engines.slot import children, control, occupancy, spec, starters, wanted
-from scheduler.contracts import clock, fleet, wire
+from engines.slot import children, control, means, occupancy, provision, wanted
+from engines.weights import stager
+from scheduler.contracts import fleet, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 
 _R = fleet.ReplicaState
@@ -29,34 +28,6 @@ FINAL = frozenset({_R.STOPPED, _R.QUARANTINED, _R.LOST})
 _log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Means:
-    """What a keeper works with.
-
-    Attributes:
-        slot: the slot's spec.
-        node: this node's name.
-        gpus: the slot's GPUs as CUDA names them here, and their names on the whole node.
-        held: holder by GPU among the slot's replicas, as of now.
-        starter: starts processes.
-        session: HTTP client for control paths.
-        notes: who holds which GPU of the node.
-        time: the clock.
-        changed: called when the report is another one; true: tell it at once.
-    """
-
-    slot: spec.SlotSpec
-    node: str
-    host: str
-    gpus: Mapping[str, str]
-    held: Callable[[], Mapping[str, str]]
-    starter: starters.Starter
-    session: aiohttp.ClientSession
-    notes: occupancy.Occupancy
-    time: clock.Clock
-    changed: Callable[[bool], None]
-
-
 class Keeper:
     """Keeps one replica.
 
@@ -64,19 +35,19 @@ class Keeper:
         replica_id: which.
         what: its spec.
         wish: what is wanted of it at first.
-        means: what to work with.
+        given: what to work with.
     """
 
     def __init__(
-        self, replica_id: str, what: fleet.ReplicaSpec, wish: wanted.Wish, means: Means
+        self, replica_id: str, what: fleet.ReplicaSpec, wish: wanted.Wish, given: means.Means
     ) -> None:
         self.replica_id = replica_id
         self.state = _R.STARTING
         self.gpus: tuple[str, ...] = ()
         self._what = what
         self._wish = wish
-        self._means = means
-        self._options = means.slot.options
+        self._means = given
+        self._options = given.slot.options
         self._role = wish.role
         self._reason = ""
         self._address = ""
@@ -89,10 +60,13 @@ class Keeper:
         self._answered = 0.0
         self._at_once = False
         self._may_leave = False
+        self._disk = provision.Provision(
+            what, given.stager, given.time, lambda line: self._become(self.state, line)
+        )
         self._bell = asyncio.Event()
-        self._secret_file = Path(means.slot.run_dir) / f"{replica_id}.secret"
-        self._record_file = Path(means.slot.run_dir) / f"{replica_id}.json"
-        self._log_file = Path(means.slot.log_dir) / f"{replica_id}.log"
+        self._secret_file = Path(given.slot.run_dir) / f"{replica_id}.secret"
+        self._record_file = Path(given.slot.run_dir) / f"{replica_id}.json"
+        self._log_file = Path(given.slot.log_dir) / f"{replica_id}.log"
 
     @property
     def final(self) -> bool:
@@ -129,6 +103,7 @@ class Keeper:
             secret_file=str(self._secret_file),
             reason=self._reason,
             phases_s=self._phases,
+            staging=self._disk.staging,
             spec=wire.spec_to_pb(self._what),
         )
         if self._stats is not None:
@@ -141,14 +116,32 @@ class Keeper:
         """Live: from start to a final state, parked and woken in between. Cancelled, it kills its process."""
         if not self._wish.run:
             self._become(_R.STOPPED, "it was to stop before it had started")
-        while not self.final:
-            if self._wish.up:
-                await self._run_once()
-            elif self._wish.run:
-                self._become(_R.ASLEEP, "parked")
-                await self._ring(self._options.heartbeat_s)
-            else:
-                self._become(_R.STOPPED, "told to stop while it was parked")
+        try:
+            while not self.final:
+                if self._wish.up:
+                    if await self._provide():
+                        await self._run_once()
+                elif self._wish.run:
+                    self._become(_R.ASLEEP, "parked")
+                    await self._ring(self._options.heartbeat_s)
+                else:
+                    self._become(_R.STOPPED, "told to stop while it was parked or staged")
+        finally:
+            self._disk.close()
+
+    async def _provide(self) -> bool:
+        """Have the weights on this node's disk; false: not so, or not wanted now."""
+        try:
+            there = await self._disk.have(
+                lambda: self._wish.up,
+                lambda: self._ring(self._options.heartbeat_s),
+                self._bell.set,
+            )
+        except stager.Refused as error:
+            self._become(_R.LOST, f"not started: {error}")
+            return False
+        self._phases = {} if self._disk.took_s is None else {"stage": self._disk.took_s}
+        return there
 
     async def _run_once(self) -> None:
         """Live with one process: until it is parked, or for good."""
@@ -177,24 +170,24 @@ class Keeper:
             self._become(state, reason)
 
     def _start(self) -> children.Child:
-        means = self._means
-        self.gpus = gpus.choose(means.gpus, means.held(), self._what.gpus, self.replica_id)
-        self._role, self._phases = self._wish.role, {}
+        given = self._means
+        self.gpus = gpus.choose(given.gpus, given.held(), self._what.gpus, self.replica_id)
+        self._role = self._wish.role
         me = self._holder(os.getpid())
-        means.notes.take(self._on_node, me)
+        given.notes.take(self._on_node, me)
         private.new_secret(self._secret_file)
-        slot = means.slot
+        slot = given.slot
         record = launch.Launch(
             replica_id=self.replica_id,
             cluster=slot.cluster,
             lease_id=slot.lease_id,
             slot_id=slot.slot_id,
             slurm_job_id=slot.slurm_job_id,
-            node=means.node,
-            spec=self._what,
+            node=given.node,
+            spec=self._disk.spec,
             role=self._wish.role,
             secret_file=str(self._secret_file),
-            host=means.host,
+            host=given.host,
             incarnation=self._incarnation + 1,
             sink_factory=slot.sink_factory,
         )
@@ -204,6 +197,7 @@ class Keeper:
             processes.SLOT: slot.slot_id,
             processes.REPLICA: self.replica_id,
             "CUDA_VISIBLE_DEVICES": ",".join(self.gpus),
+            **given.stager.caches(self._what),
         }
         order = children.Order(
             record=record,
@@ -213,9 +207,9 @@ class Keeper:
             log=self._log_file,
             heard=self._heard,
         )
-        child = means.starter.start(order)
+        child = given.starter.start(order)
         if child.pid:
-            means.notes.take(self._on_node, self._holder(child.pid))
+            given.notes.take(self._on_node, self._holder(child.pid))
         return child
 
     @property

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 import aiohttp
 
 from engines import gpus, link, places, private, processes
-from engines.slot import control, keeper, occupancy, spec, starters, wanted
+from engines.slot import control, keeper, means, occupancy, spec, starters, wanted
+from engines.weights import stager
 from scheduler.contracts import clock, fleet, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
@@ -46,7 +47,7 @@ class Supervisor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._leave = asyncio.Event()
         self._leave_now = False
-        self._means: keeper.Means | None = None
+        self._means: means.Means | None = None
         ends: link.Ends[pb.SlotReport, pb.SlotDesired] = link.Ends(
             where=lambda: told.agent_address,
             open_call=lambda channel: control_pb2_grpc.SlotLinkStub(channel).Connect,
@@ -109,8 +110,8 @@ class Supervisor:
         run = item.run and not closing
         return wanted.Wish(fleet.Role(item.role), run, item.drain_s, run and item.asleep)
 
-    def _begin(self, item: pb.ReplicaDesired, wish: wanted.Wish, means: keeper.Means) -> None:
-        one = keeper.Keeper(item.replica_id, wire.spec_from_pb(item.spec), wish, means)
+    def _begin(self, item: pb.ReplicaDesired, wish: wanted.Wish, given: means.Means) -> None:
+        one = keeper.Keeper(item.replica_id, wire.spec_from_pb(item.spec), wish, given)
         self._keepers[item.replica_id] = one
         self._tasks[item.replica_id] = asyncio.create_task(one.run())
 
@@ -173,7 +174,7 @@ class Supervisor:
             self._state, self._reason = "lost", str(error)
             self._leave.set()
             return
-        self._means = keeper.Means(
+        self._means = means.Means(
             slot=self._spec,
             node=self._node,
             host=places.listen_host(self._options.host),
@@ -182,6 +183,7 @@ class Supervisor:
             starter=begin,
             session=session,
             notes=occupancy.Occupancy(self._options.gpu_lock_dir, self._node),
+            stager=stager.Stager(self._options),
             time=self._time,
             changed=self._changed,
         )

@@ -13,7 +13,8 @@ import pytest
 
 from engines import private, settings
 from engines.replica import app, engine, server, state
-from engines.slot import children, control, keeper, occupancy, spec, wanted
+from engines.slot import children, control, keeper, means, occupancy, spec, wanted
+from engines.weights import stager
 from scheduler.contracts import clock, fleet, usage
 from tests.unit.engines import scripted
 
@@ -94,6 +95,8 @@ async def play(
     kind: fleet.EngineKind = fleet.EngineKind.SIMULATED,
     error: Exception | None = None,
     time: clock.Clock | None = None,
+    provider: stager.Provider | None = None,
+    weights: str = "",
     **options: Any,
 ) -> AsyncIterator[Play]:
     """Run a keeper in a slot of two GPUs."""
@@ -120,7 +123,7 @@ async def play(
     starter.error = error
     news = asyncio.Event()
     async with control.client() as session:
-        means = keeper.Means(
+        given = means.Means(
             slot=told,
             node="n1",
             host="127.0.0.1",
@@ -129,11 +132,12 @@ async def play(
             starter=starter,
             session=session,
             notes=occupancy.Occupancy(folder / "gpus", "n1"),
+            stager=provider or stager.Stager(told.options, folder / "weights"),
             time=time or clock.SystemClock(),
             changed=lambda _: news.set(),
         )
-        what = fleet.ReplicaSpec("m", "1", kind, gpus=2)
-        one = keeper.Keeper("r-1", what, wish, means)
+        what = fleet.ReplicaSpec("m", "1", kind, weights, gpus=2)
+        one = keeper.Keeper("r-1", what, wish, given)
         task = asyncio.create_task(one.run())
         task.add_done_callback(lambda _: news.set())
         try:

@@ -1,0 +1,155 @@
+"""How a slot or an agent comes to weights on its node: on the disk already, or by a staging process."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from engines import processes, settings
+from engines.weights import process, sources, staging, store
+from scheduler.contracts import fleet, weights
+
+GB = 1_000_000_000
+Told = Callable[[str], None]
+
+
+class Refused(Exception):
+    """These weights can't be had as they are; the message is one line for the model's owner."""
+
+
+class Provider(Protocol):
+    """What a keeper needs of the node's weights."""
+
+    async def get(self, what: fleet.ReplicaSpec, told: Told) -> store.Use | None:
+        """Return a replica's weights, in use, fetched if need be; None: they are loaded where they lie.
+
+        Args:
+            what: the replica.
+            told: called with a line that says how far it is, or why it waits.
+
+        Raises:
+            Refused: they can't be had as they are.
+        """
+        ...
+
+    def caches(self, what: fleet.ReplicaSpec) -> Mapping[str, str]:
+        """Return the environment that keeps what its engine compiles beside its weights."""
+        ...
+
+
+class Stager:
+    """The real `Provider`.
+
+    Args:
+        options: the [engines] settings.
+        root: the folder; where the settings say if not given.
+    """
+
+    def __init__(self, options: settings.EnginesSettings, root: Path | None = None) -> None:
+        self._options = options
+        named = Path(options.weights_dir) if options.weights_dir else store.default_root()
+        self._root = root or named
+
+    def open(self) -> store.Store:
+        """Open the node's folder; raises OSError if it can't be used."""
+        return store.Store(self._root)
+
+    async def get(self, what: fleet.ReplicaSpec, told: Told) -> store.Use | None:
+        """Return a replica's weights; see `Provider`."""
+        if what.engine is not fleet.EngineKind.VLLM or not weights.staged(what.weights):
+            return None
+        while True:
+            try:
+                use = self.open().use(weights.key(what.weights, what.weights_digest))
+            except OSError as error:
+                raise Refused(f"weights: {error}") from error
+            if use is not None:
+                return use
+            await self.fetch(what.weights, what.weights_digest, told)
+
+    async def fetch(self, uri: str, digest: str, told: Told) -> Mapping[str, Any]:
+        """Have weights on the disk; returns what the staging says of itself (`staging.Done`).
+
+        Raises:
+            Refused: they can't be had as they are.
+        """
+        opened = subprocess.Popen(  # noqa: ASYNC220 - asyncio's own would start a thread to wait for it
+            [sys.executable, "-P", "-m", "engines.weights"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, processes.PARENT: str(os.getpid())},
+            start_new_session=True,
+        )
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), opened.stdout
+        )
+        try:
+            if opened.stdin is not None:
+                opened.stdin.write(self._task(uri, digest).to_json().encode() + b"\n")
+                opened.stdin.close()
+            while line := await reader.readline():
+                news = json.loads(line)
+                if "done" in news:
+                    done: Mapping[str, Any] = news["done"]
+                    return done
+                if "failed" in news:
+                    raise Refused(str(news["failed"]))
+                told(_words(uri, news))
+            raise Refused(f"{uri}: its staging ended without a word: see the slot's log")
+        finally:
+            transport.close()
+            with contextlib.suppress(ProcessLookupError):
+                opened.send_signal(signal.SIGKILL)
+            opened.wait()
+
+    def _task(self, uri: str, digest: str) -> process.Task:
+        options = self._options
+        order = staging.Order(
+            uri,
+            digest,
+            parallel=options.weights_parallel,
+            budget=round(options.weights_budget_gb * GB),
+            reserve=round(options.weights_reserve_gb * GB),
+            unsafe=options.weights_unsafe,
+        )
+        return process.Task(str(self._root), order, places(options))
+
+    def caches(self, what: fleet.ReplicaSpec) -> Mapping[str, str]:
+        """Return the environment for an engine's caches; see `Provider`.
+
+        Empty where the node's folder can't be used: a replica whose weights are elsewhere does without.
+        """
+        if what.engine is not fleet.EngineKind.VLLM:
+            return {}
+        key = weights.key(
+            what.weights if weights.staged(what.weights) else f"path://{what.weights}",
+            what.weights_digest,
+        )
+        try:
+            folder = self.open().caches(key)
+        except OSError:
+            return {}
+        names = {
+            "VLLM_CACHE_ROOT": "vllm",
+            "TORCHINDUCTOR_CACHE_DIR": "inductor",
+            "TRITON_CACHE_DIR": "triton",
+        }
+        return {name: str(folder / part) for name, part in names.items()}
+
+
+def places(options: settings.EnginesSettings) -> sources.Options:
+    """Return how places are reached, as the settings say."""
+    return sources.Options(options.s3_endpoint, options.s3_region, options.s3_credentials)
+
+
+def _words(uri: str, news: Mapping[str, Any]) -> str:
+    if "waiting" in news:
+        return f"waits for its weights: {news['waiting']}"
+    return f"staging {uri}: {news['got'] / GB:.2f} of {news['of'] / GB:.2f} GB"

@@ -1,0 +1,132 @@
+"""A replica whose weights are staged: before its process starts, told as it goes, held while it lives."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from engines import settings
+from engines.weights import stager, store
+from scheduler.contracts import fleet
+from scheduler.contracts import weights as places
+from tests.unit.engines import test_slot_keeper as slots
+from tests.unit.weights import places as models
+
+VLLM = fleet.EngineKind.VLLM
+
+
+class Slow:
+    """A provider that waits for the test's word."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.told: asyncio.Future[Callable[[str], None]] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self.refuse = ""
+        self.cancelled = False
+
+    async def get(self, what: fleet.ReplicaSpec, told: stager.Told) -> store.Use | None:
+        self.told.set_result(told)
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        if self.refuse:
+            raise stager.Refused(self.refuse)
+        return None
+
+    def caches(self, what: fleet.ReplicaSpec) -> Mapping[str, str]:
+        return {"VLLM_CACHE_ROOT": "/c"}
+
+
+async def test_staged_weights_are_loaded_from_the_disk_and_stay_there_while_it_lives(
+    tmp_path: Path,
+) -> None:
+    place = models.model(tmp_path / "m")
+    uri = f"file://{place}"
+    root = tmp_path / "disk"
+    options = {"weights_dir": str(root), "weights_reserve_gb": 0.0}
+    provider = stager.Stager(settings.EnginesSettings(**options))  # type: ignore[arg-type]
+    where = store.Store(root)
+    async with slots.play(tmp_path, kind=VLLM, weights=uri, provider=provider) as at:
+        child = await at.starter.child
+        loaded = child.order.record.spec.weights
+        assert Path(loaded).parent == root / "models"
+        assert at.one.report().spec.weights == uri, (
+            "the broker hears the place, which all nodes share"
+        )
+        assert at.one.report().phases_s["stage"] > 0
+        assert child.order.extra_env["VLLM_CACHE_ROOT"].startswith(str(root / "caches"))
+        key = Path(loaded).name
+        assert not where.evict(key)
+        async with slots.listening(child):
+            await at.until(lambda r: r.state == "serving")
+            at.one.want(dataclasses.replace(slots.WISH, asleep=True))
+            await at.until(lambda r: r.state == "asleep")
+            assert not where.evict(key), "a parked one is as good as in use"
+            at.one.want(dataclasses.replace(slots.WISH, run=False))
+            await at.end()
+    assert where.evict(key)
+
+
+async def test_it_says_what_it_waits_for_and_is_no_slow_start(tmp_path: Path) -> None:
+    slow = Slow()
+    async with slots.play(tmp_path, kind=VLLM, weights="s3://b/m", provider=slow) as at:
+        (await slow.told)("waits for its weights: s3://b/m: connection refused")
+        report = await at.until(lambda r: r.staging)
+        assert (report.state, report.reason) == (
+            "starting",
+            "waits for its weights: s3://b/m: connection refused",
+        )
+        assert not at.one.gpus, "no GPU is noted as held before its process starts"
+        slow.go.set()
+        await at.starter.child
+        assert not at.one.report().staging
+
+
+async def test_told_to_stop_it_stages_no_longer(tmp_path: Path) -> None:
+    slow = Slow()
+    async with slots.play(tmp_path, kind=VLLM, weights="s3://b/m", provider=slow) as at:
+        await slow.told
+        at.one.want(dataclasses.replace(slots.WISH, run=False))
+        assert (await at.end()).state == "stopped"
+        assert slow.cancelled
+
+
+async def test_weights_that_can_never_be_had_end_it_with_the_reason(tmp_path: Path) -> None:
+    slow = Slow()
+    slow.refuse = "file:///m: config.json is missing"
+    slow.go.set()
+    async with slots.play(tmp_path, kind=VLLM, weights="file:///m", provider=slow) as at:
+        report = await at.end()
+        assert (report.state, report.reason) == (
+            "lost",
+            "not started: file:///m: config.json is missing",
+        )
+
+
+async def test_a_staging_process_is_gone_with_whoever_wanted_it(tmp_path: Path) -> None:
+    options = settings.EnginesSettings(weights_dir=str(tmp_path / "disk"))
+    told: asyncio.Queue[str] = asyncio.Queue()
+    task = asyncio.create_task(
+        stager.Stager(options).fetch(f"file://{tmp_path}/none/m", "", told.put_nowait)
+    )
+    assert "is its file system mounted" in await told.get()
+    task.cancel()
+    await asyncio.wait({task})
+    with_key = store.Store(tmp_path / "disk")
+    key = places.key(f"file://{tmp_path}/none/m")
+    with with_key.alone(key, wait=False) as ours:
+        assert ours, "its lock is free"
+
+
+async def test_a_plain_path_is_loaded_where_it_lies_with_caches_of_its_own(tmp_path: Path) -> None:
+    options = settings.EnginesSettings(weights_dir=str(tmp_path / "disk"))
+    provider = stager.Stager(options)
+    spec = fleet.ReplicaSpec("m", "v1", VLLM, "/shared/m")
+    assert await provider.get(spec, lambda line: None) is None
+    other = dataclasses.replace(spec, weights="/shared/n")
+    assert provider.caches(spec)["VLLM_CACHE_ROOT"] != provider.caches(other)["VLLM_CACHE_ROOT"]
+    assert not provider.caches(dataclasses.replace(spec, engine=fleet.EngineKind.SIMULATED))
