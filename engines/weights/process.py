@@ -1,4 +1,4 @@
-"""A staging as a process: ``python -P -m engines.weights``, a `Task` as JSON on stdin, JSON lines on stdout.
+"""A staging as a process: ``python -P -m engines.weights``, a `Task` on stdin, JSON lines on stdout.
 
 Its own process, because hashing and copying would hold up whoever watches replicas, and because killing it
 at any point is how it is stopped. Lines: ``{"got": bytes, "of": bytes}`` as it goes, ``{"waiting": why}``
@@ -14,58 +14,29 @@ from pathlib import Path
 from typing import Any
 
 from engines import processes
-from engines.weights import sources, staging, store
+from engines.weights import sources, staging, store, task
 from scheduler.contracts import weights
 
 TELL_S = 0.5
 RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Task:
-    """What the process is told.
-
-    Attributes:
-        root: the folder of the node's weights.
-        order: what to stage.
-        options: how places are reached.
-        patience: how many times a place that does not answer is asked again; -1: for ever.
-    """
-
-    root: str
-    order: staging.Order
-    options: sources.Options = dataclasses.field(default_factory=sources.Options)
-    patience: int = -1
-
-    def to_json(self) -> str:
-        """Return it as JSON."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Task":
-        """Read what `to_json` wrote."""
-        value: dict[str, Any] = json.loads(text)
-        value["order"] = staging.Order(**value["order"])
-        value["options"] = sources.Options(**value["options"])
-        return cls(**value)
-
-
 Tell = Callable[[Mapping[str, Any]], None]
 
 
-def run(task: Task, tell: Tell, pause: Callable[[float], None] = time.sleep) -> int:
+def run(asked: task.Task, tell: Tell, pause: Callable[[float], None] = time.sleep) -> int:
     """Stage until it is done, or can never be; returns the exit code."""
     attempt = 0
     while True:
         try:
-            source = sources.of(weights.parse(task.order.uri), task.options)
-            where = store.Store(Path(task.root))
-            done = staging.Staging(task.order, source, where, _now_and_then(tell)).run()
+            source = sources.of(weights.parse(asked.order.uri), asked.options)
+            where = store.Store(Path(asked.root))
+            done = staging.Staging(asked.order, source, where, _now_and_then(tell)).run()
         except weights.WeightsError as error:
             tell({"failed": _line(error)})
             return 1
         except (sources.SourceDown, staging.NoRoom, OSError) as error:
-            if attempt == task.patience:
+            if attempt == asked.patience:
                 tell({"failed": f"weights: {_line(error)}"})
                 return 1
             tell({"waiting": _line(error)})
@@ -100,4 +71,4 @@ def main() -> int:
         sys.stdout.write(json.dumps(news) + "\n")
         sys.stdout.flush()
 
-    return run(Task.from_json(sys.stdin.readline()), tell)
+    return run(task.Task.from_json(sys.stdin.readline()), tell)

@@ -17,6 +17,7 @@ import obstore
 from obstore import exceptions
 from obstore import store as stores
 
+from engines.weights import task
 from scheduler.contracts import weights
 
 T = TypeVar("T")
@@ -65,23 +66,7 @@ class Source(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Options:
-    """How places are reached.
-
-    Attributes:
-        s3_endpoint: URL of an S3 service that is not Amazon's, "" for Amazon's.
-        s3_region: region, "" for what the environment says.
-        s3_credentials: an AWS credentials file that only we may read; "": the environment, or the
-            machine's role.
-    """
-
-    s3_endpoint: str = ""
-    s3_region: str = ""
-    s3_credentials: str = ""
-
-
-def of(place: weights.Place, options: Options) -> Source:
+def of(place: weights.Place, options: task.Options) -> Source:
     """Return the source of a place.
 
     Raises:
@@ -146,7 +131,7 @@ class Folder:
 class Bucket:
     """A prefix in an S3 bucket."""
 
-    def __init__(self, place: weights.Place, options: Options) -> None:
+    def __init__(self, place: weights.Place, options: task.Options) -> None:
         self._place = place
         config: dict[str, Any] = {}
         if options.s3_endpoint:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engines import processes, settings
-from engines.weights import process, sources, staging, store
+from engines.weights import store, task
 from scheduler.contracts import fleet, weights
 
 GB = 1_000_000_000
@@ -109,9 +109,9 @@ class Stager:
                 opened.send_signal(signal.SIGKILL)
             opened.wait()
 
-    def _task(self, uri: str, digest: str) -> process.Task:
+    def _task(self, uri: str, digest: str) -> task.Task:
         options = self._options
-        order = staging.Order(
+        order = task.Order(
             uri,
             digest,
             parallel=options.weights_parallel,
@@ -119,7 +119,7 @@ class Stager:
             reserve=round(options.weights_reserve_gb * GB),
             unsafe=options.weights_unsafe,
         )
-        return process.Task(str(self._root), order, places(options))
+        return task.Task(str(self._root), order, places(options))
 
     def caches(self, what: fleet.ReplicaSpec) -> Mapping[str, str]:
         """Return the environment for an engine's caches; see `Provider`.
@@ -144,9 +144,9 @@ class Stager:
         return {name: str(folder / part) for name, part in names.items()}
 
 
-def places(options: settings.EnginesSettings) -> sources.Options:
+def places(options: settings.EnginesSettings) -> task.Options:
     """Return how places are reached, as the settings say."""
-    return sources.Options(options.s3_endpoint, options.s3_region, options.s3_credentials)
+    return task.Options(options.s3_endpoint, options.s3_region, options.s3_credentials)
 
 
 def _words(uri: str, news: Mapping[str, Any]) -> str:

@@ -13,46 +13,15 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from engines.weights import budget, examine, ledger, sources, store
+from engines.weights import budget, examine, ledger, sources, store, task
 from scheduler.contracts import weights
 
-CHUNK = (
-    16 * 1024 * 1024
-)  # bytes of a range: S3 and parallel file systems are near their best from 8 MiB on
 _HASH_BLOCK = 4 * 1024 * 1024
 Step = Callable[[str], None]
 
 
 class NoRoom(Exception):
     """The disk is full of what is in use; the message is one line. It may fit later."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Order:
-    """What to stage.
-
-    Attributes:
-        uri: its place.
-        digest: the manifest's digest that it must have, or "".
-        parallel: ranges that are fetched at once.
-        chunk: bytes of a range.
-        budget: most bytes of all weights on the disk, 0: no bound but the disk.
-        reserve: bytes of the disk that stay free.
-        unsafe: whether the site lets pickled weights in.
-    """
-
-    uri: str
-    digest: str = ""
-    parallel: int = 8
-    chunk: int = CHUNK
-    budget: int = 0
-    reserve: int = 0
-    unsafe: bool = False
-
-    @property
-    def key(self) -> str:
-        """Its name on the disk."""
-        return weights.key(self.uri, self.digest)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,7 +54,7 @@ class Staging:
 
     def __init__(
         self,
-        order: Order,
+        order: task.Order,
         source: sources.Source,
         where: store.Store,
         told: Callable[[int, int], None] = lambda got, of: None,

@@ -10,7 +10,7 @@ import pytest
 from moto import server as moto_server
 from obstore import store as stores
 
-from engines.weights import process, sources, staging, store
+from engines.weights import process, sources, staging, store, task
 from scheduler.contracts import weights
 from tests.unit.weights import places
 
@@ -53,23 +53,23 @@ def bucket() -> Iterator[Bucket]:
 
 
 @pytest.fixture
-def options(bucket: Bucket, tmp_path: Path) -> sources.Options:
+def options(bucket: Bucket, tmp_path: Path) -> task.Options:
     keys = tmp_path / "aws"
     keys.write_text("[default]\naws_access_key_id = who\naws_secret_access_key = what\n")
     keys.chmod(0o600)
-    return sources.Options(s3_endpoint=bucket.url, s3_credentials=str(keys))
+    return task.Options(s3_endpoint=bucket.url, s3_credentials=str(keys))
 
 
-def open_(uri: str, options: sources.Options) -> sources.Source:
+def open_(uri: str, options: task.Options) -> sources.Source:
     return sources.of(weights.parse(uri), options)
 
 
 def test_a_model_comes_whole_in_ranges(
-    bucket: Bucket, options: sources.Options, tmp_path: Path
+    bucket: Bucket, options: task.Options, tmp_path: Path
 ) -> None:
     place = places.model(tmp_path / "m")
     bucket.upload(place, "tiny/v1")
-    order = staging.Order("s3://models/tiny/v1", chunk=256, parallel=4)
+    order = task.Order("s3://models/tiny/v1", chunk=256, parallel=4)
     where = store.Store(tmp_path / "disk")
     done = staging.Staging(order, open_(order.uri, options), where).run()
     for path in place.iterdir():
@@ -78,7 +78,7 @@ def test_a_model_comes_whole_in_ranges(
 
 
 def test_a_prefix_does_not_take_its_neighbours_in(
-    bucket: Bucket, options: sources.Options, tmp_path: Path
+    bucket: Bucket, options: task.Options, tmp_path: Path
 ) -> None:
     bucket.upload(places.model(tmp_path / "m"), "tiny/v1")
     bucket.upload(places.model(tmp_path / "n"), "tiny/v10")
@@ -86,7 +86,7 @@ def test_a_prefix_does_not_take_its_neighbours_in(
     assert len(names) == len(list((tmp_path / "m").iterdir()))
 
 
-def test_what_is_not_there_is_refused(bucket: Bucket, options: sources.Options) -> None:
+def test_what_is_not_there_is_refused(bucket: Bucket, options: task.Options) -> None:
     with pytest.raises(weights.WeightsError, match="nothing lies there; check bucket and prefix"):
         open_("s3://models/none", options).files()
     with pytest.raises(weights.WeightsError, match="upload it or correct"):
@@ -94,7 +94,7 @@ def test_what_is_not_there_is_refused(bucket: Bucket, options: sources.Options) 
 
 
 def test_an_object_that_vanishes_is_refused_and_nothing_is_published(
-    bucket: Bucket, options: sources.Options, tmp_path: Path
+    bucket: Bucket, options: task.Options, tmp_path: Path
 ) -> None:
     bucket.upload(places.model(tmp_path / "m"), "tiny")
     where = store.Store(tmp_path / "disk")
@@ -103,19 +103,19 @@ def test_an_object_that_vanishes_is_refused_and_nothing_is_published(
         if name == "begin":
             bucket.remove("tiny/model-00002-of-00003.safetensors")
 
-    order = staging.Order("s3://models/tiny", chunk=256, parallel=1)
+    order = task.Order("s3://models/tiny", chunk=256, parallel=1)
     with pytest.raises(weights.WeightsError, match=r"00002-of-00003.safetensors: not there"):
         staging.Staging(order, open_(order.uri, options), where, step=vanish).run()
     assert not list((where.root / "models").iterdir())
 
 
 def test_restarts_work_from_the_disk_while_the_server_is_down_and_growth_says_why_it_waits(
-    bucket: Bucket, options: sources.Options, tmp_path: Path
+    bucket: Bucket, options: task.Options, tmp_path: Path
 ) -> None:
     bucket.upload(places.model(tmp_path / "m"), "tiny")
-    order = staging.Order("s3://models/tiny", chunk=256)
-    here = process.Task(str(tmp_path / "here"), order, options, patience=0)
-    elsewhere = process.Task(str(tmp_path / "elsewhere"), order, options, patience=1)
+    order = task.Order("s3://models/tiny", chunk=256)
+    here = task.Task(str(tmp_path / "here"), order, options, patience=0)
+    elsewhere = task.Task(str(tmp_path / "elsewhere"), order, options, patience=1)
     assert process.run(here, lambda said: None) == 0
     bucket.close()
     assert process.run(here, lambda said: None) == 0
