@@ -3,7 +3,8 @@
 The step-time model is `sizing.StepTime`. Between two events (a request comes, a prompt is computed, an answer
 ends) the batch does not change, so every step takes equally long and the engine jumps to the next event:
 exact for decoding, and for prefill up to the last, shorter chunk. A prompt that comes in the middle of a step
-waits for its end; prompts are computed one after the other, at least one step each, in chunks.
+waits for its end. Prompts are computed in their order and in chunks; those behind that fit into the first
+one's last chunk are computed with it.
 
 Batch sequences are not simulated one by one: `batch` of them decode at any time, each one followed by another
 as long as there is work, so that their prompts are a steady part of every step. How many is decided as a
@@ -64,6 +65,8 @@ class Engine:
     """
 
     __slots__ = (
+        "_group",
+        "_group_tokens",
         "_head",
         "_heap",
         "_kv",
@@ -127,7 +130,9 @@ class Engine:
         self.preempted = 0.0
         self._kv = 0.0  # tokens of decoding sequences
         self._prompts: deque[Call] = deque()
-        self._head = 0.0  # steps until the first prompt is computed
+        self._head = 0.0  # steps until the first prompts are computed
+        self._group = 0  # how many these are
+        self._group_tokens = 0
         self._heap: list[tuple[float, int, Call]] = []
         self._order = 0
         self._steps = 0.0
@@ -168,7 +173,7 @@ class Engine:
         self._prompts.append(call)
         if len(self._prompts) == 1:
             rest = (math.ceil(self._steps) - self._steps) * self._step_s
-            self._next_prompt()
+            self._next_prompts()
             self.renew()
             if self._step_s > 0:
                 self._head += rest / self._step_s
@@ -184,8 +189,9 @@ class Engine:
             tokens = call.computed + call.done
             self.backlog -= tokens
             self.prefill_tokens += tokens
-            if self._prompts:
-                self._next_prompt()
+            self._group -= 1
+            if self._prompts and not self._group:
+                self._next_prompts()
             if call.first < 0:
                 call.first = now
             call.done += 1
@@ -265,7 +271,7 @@ class Engine:
         share = 0.0
         if self._prompts:
             self._head -= steps
-            share = min(self.chunk, self._prompts[0].computed) * self.step.prefill / step_s / 1000
+            share = min(self.chunk, self._group_tokens) * self.step.prefill / step_s / 1000
         self._share += (share - self._share) * min(1.0, passed / SETTLE_S)
 
     def renew(self) -> None:
@@ -279,12 +285,9 @@ class Engine:
         ms = 0.0
         batch = self.batch
         if self._prompts:
-            head = self._prompts[0]
-            tokens = head.computed + head.done
-            tokens = min(tokens, self.chunk)
             ms = (
                 step.base
-                + step.prefill * tokens
+                + step.prefill * min(self.chunk, self._group_tokens)
                 + step.decode * (decoding + batch)
                 + step.kv * (self._kv + batch * self._mean)
             )
@@ -304,7 +307,7 @@ class Engine:
         self.next_at = self.at + due * self._step_s if due > 0 else self.at
 
     def _feed(self, decoding: int) -> None:
-        hard: float = self.seats - self.running - (0 if self.feed == "all" else self.reserve)
+        hard = float(self.seats - self.running - (0 if self.feed == "all" else self.reserve))
         room = (self.kv_tokens - self.reserved) / self._whole
         hard = min(hard, room)
         if hard < 0:
@@ -330,9 +333,20 @@ class Engine:
         slower = self.batch * 0.98
         self.batch = soft if soft > slower else slower
 
-    def _next_prompt(self) -> None:
-        head = self._prompts[0]
-        self._head = max(1.0, (head.computed + head.done) / self.chunk)
+    def _next_prompts(self) -> None:
+        """Take the first prompt, and those behind it that its last chunk has room for."""
+        group = tokens = 0
+        room = self.chunk
+        for call in self._prompts:
+            more = call.computed + call.done
+            if not group:
+                room *= math.ceil(more / self.chunk)
+            elif tokens + more > room:
+                break
+            tokens += more
+            group += 1
+        self._group, self._group_tokens = group, tokens
+        self._head = max(1.0, tokens / self.chunk)
 
     def _leave(self, call: Call) -> None:
         self.running -= 1

@@ -86,6 +86,36 @@ def test_it_agrees_with_the_engine_that_runs_step_by_step() -> None:
         assert found[prompt] == pytest.approx(seconds, rel=0.15)
 
 
+def test_short_prompts_that_fit_into_one_chunk_are_computed_together() -> None:
+    one = made(chunk=512)
+    for prompt in (300, 200, 100, 40):
+        one.add(engine.Call(0, 0.0, prompt, prompt, 1), 0.0)
+    ends: list[float] = []
+    while one.next_at < math.inf:
+        ends.append(one.next_at)
+        one.pop(one.next_at)
+    first = (8 + 0.08 * 300) / 1000  # nothing else was there when its step began
+    both = first + (8 + 0.08 * 340) / 1000
+    assert ends == pytest.approx([first, both, both, both])
+    assert (one.running, one.backlog) == (0, 0)
+
+
+def test_what_fits_into_the_last_chunk_of_a_long_prompt_is_computed_with_it() -> None:
+    one = made(chunk=512)
+    one.add(engine.Call(0, 0.0, 50, 50, 2), 0.0)
+    for prompt in (700, 300, 100):
+        one.add(engine.Call(0, 0.0, prompt, prompt, 1), 0.0)
+    seen = []
+    while one.next_at < math.inf:
+        at = one.next_at
+        done = one.pop(at)
+        assert done is not None
+        seen.append((done[0].prompt, at))
+    firsts = dict(reversed(seen))
+    assert firsts[700] == pytest.approx(firsts[300])
+    assert firsts[100] > firsts[300] + 0.01
+
+
 def test_batch_keeps_the_step_within_the_stream_speed_and_gives_way_for_seats() -> None:
     one = made(seats=32, kv_tokens=1_000_000)
     one.set_feed("shared", 0.0)
