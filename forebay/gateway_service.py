@@ -17,7 +17,15 @@ from batch_jobs import openai_api
 from batch_jobs import routes as batch_routes
 from batch_jobs import settings as batch_settings
 from batch_jobs import store as batch_store
-from forebay import admission_service, batch_site, installation, quota_books, quotas, sinks, telemetry
+from forebay import (
+    admission_service,
+    batch_site,
+    installation,
+    quota_books,
+    quotas,
+    sinks,
+    telemetry,
+)
 from gateway import auth, dependencies, server
 from gateway import settings as gateway_settings
 from gateway.admission import place as places
@@ -27,11 +35,13 @@ from scheduler.runtime import (
     client,
     directory,
     guard,
+    model_routes,
     quota_keeper,
     quota_routes,
     schedule_routes,
 )
 from scheduler.runtime import settings as scheduler_settings
+from scheduler.runtime.models import service
 from scheduler.runtime.registry import database, keys, store
 from slurm_plugins import select
 from slurm_plugins import settings as slurm_settings
@@ -211,4 +221,11 @@ class _Parts:
             admin.router(registry, self._fleet, time),
             quota_routes.router(site),
             schedule_routes.router(registry, time),
+            model_routes.router(
+                service.Site(
+                    registry,
+                    time,
+                    adapter_folders=here.config.table(scheduler_settings.Settings).adapter_folders,
+                )
+            ),
         )

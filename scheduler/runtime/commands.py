@@ -8,7 +8,7 @@ from urllib import parse
 
 from accounting import billing_commands
 from scheduler.contracts import command_line, ports, requests, times
-from scheduler.runtime import job_commands, listing, quota_commands, schedule_commands
+from scheduler.runtime import job_commands, listing, model_commands, quota_commands, schedule_commands
 
 KINDS = ("models", "replicas", "leases", "nodes", "queue", "quotas", "plan", "events")
 Doctor = Callable[[TextIO], int]  # what is done on this host, without a gateway
@@ -21,6 +21,7 @@ _EXAMPLES = """examples:
   fctl update job=12 priority=500 time=2-0
   fctl key create --team physics --user ada --tiers interactive,batch --expires now+30days
   fctl quota set team=physics tokens_per_day=20M
+  fctl apply -f models.yaml --dry-run
   fctl drain r-0123456789ab     take a replica away, another one is started
   fctl resume chat              end a model's quarantine
   fctl rate add output=1.50 from=2026-12-01 reason='list of December'
@@ -104,6 +105,7 @@ def parser() -> command_line.Parser:
     quota_commands.add(commands)
     job_commands.add(commands)
     schedule_commands.add(commands)
+    model_commands.add(commands)
     return made
 
 

@@ -228,6 +228,10 @@ class Settings:
     quota_warn_percent: int = settings.setting(
         80, "Share of a day's or month's quota at which a warning is due.", unit="%", least=1
     )
+    adapter_folders: tuple[str, ...] = settings.setting(
+        (),
+        "Folders in which LoRA adapters may lie that are registered over /admin; none: they are refused.",
+    )
     user_teams: Mapping[str, str] = settings.setting(
         {}, "Unix user to team, for a cluster without accounting; `*` stands for everybody else."
     )

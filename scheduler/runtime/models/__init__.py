@@ -1,1 +1,1 @@
-"""What is served, as people declare it: documents, their checks and changes, and what the broker runs of them."""
+"""What is served, as people declare it: documents, their checks, changes, and what is run of them."""

@@ -5,7 +5,6 @@ the revision with author and reason, and the rows of models, versions, routes an
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -41,7 +40,8 @@ class Signed:
     now_us: int
 
 
-Edit = Callable[[dict[document.Key, Any]], dict[document.Key, Any]]
+class Stale(Exception):
+    """Another change was faster."""
 
 
 class Catalogue:
@@ -69,33 +69,27 @@ class Catalogue:
             found: list[Revision] = []
             for row in session.scalars(query if model else query.limit(limit)):
                 each = _revision(row)
-                if not model or any(model in change.key[1:] for change in each.changes):
+                if not model or any(model in made.key[1:] for made in each.changes):
                     found.append(each)
                 if len(found) == limit:
                     break
             return tuple(found)
 
-    def change(self, edit: Edit, signed: Signed, *, dry_run: bool = False) -> Revision:
-        """Edit the entries and return the new revision; without any difference nothing is written.
+    def entries(self) -> tuple[int, dict[document.Key, dict[str, Any]]]:
+        """Return the newest revision and the entries in force."""
+        with self._base.read() as session:
+            return session.get_one(tables.DeclaredState, STATE).revision, _entries(session)
 
-        Args:
-            edit: takes the entries in force and returns those that shall be; raises what is wrong.
-            signed: who, why, when.
-            dry_run: write nothing, only tell the difference.
-        """
-        with self._base.write() as session:
-            return _change(session, edit, signed, dry_run=dry_run)
-
-    def revert(self, revision: int, signed: Signed, check: Edit) -> Revision:
-        """Go back to the entries as they were at ``revision``; that is a revision of its own.
+    def then(self, revision: int) -> tuple[int, dict[document.Key, Any]]:
+        """Return the newest revision, and the entries as they were at ``revision``.
 
         Raises:
             errors.NotFound: it is not kept, or has not been.
         """
-        with self._base.write() as session:
-            state = _locked(session)
+        with self._base.read() as session:
+            state = session.get_one(tables.DeclaredState, STATE)
             oldest = session.scalar(sa.select(sa.func.min(tables.DeclaredChange.revision)))
-            if not 0 <= revision <= state.revision or (oldest or 1) - 1 > revision:
+            if not (oldest or 1) - 1 <= revision <= state.revision:
                 raise errors.NotFound(
                     f"revision {revision}: unknown; `fctl history` lists what there is"
                 )
@@ -105,7 +99,27 @@ class Catalogue:
                 .order_by(tables.DeclaredChange.revision.desc())
             )
             later = [_revision(row).changes for row in session.scalars(query)]
-            return _change(session, lambda now: check(changes.undone(now, later)), signed)
+            return state.revision, changes.undone(_entries(session), later)
+
+    def commit(
+        self, after: document.Entries, base: int, signed: Signed, *, dry_run: bool = False
+    ) -> Revision:
+        """Make ``after`` the entries in force; without any difference nothing is written.
+
+        Args:
+            after: what was made of the entries at revision ``base``.
+            base: that revision.
+            signed: who, why, when.
+            dry_run: write nothing, only tell the difference.
+
+        Raises:
+            Stale: there is a newer revision: make it anew from that.
+        """
+        with self._base.write() as session:
+            state = _locked(session)
+            if state.revision != base:
+                raise Stale(f"revision {state.revision} has come meanwhile")
+            return change(session, after, signed, dry_run=dry_run)
 
     def declare(self, models: "tuple[config.ModelSettings, ...]", now_us: int) -> None:
         """Take up forebay.toml; see `models.imported`."""
@@ -116,7 +130,7 @@ class Catalogue:
             if said != state.imported:
                 state.imported = said
             signed = Signed(imported.AUTHOR, "forebay.toml has changed", now_us)
-            _change(session, lambda _: after, signed)
+            change(session, after, signed)
 
 
 def moved(session: orm.Session) -> None:
@@ -204,39 +218,25 @@ def _run_version(session: orm.Session, each: compiled.Deployed, now_us: int) -> 
     wanted.gpus = spec.gpus
 
 
-def _change(session: orm.Session, edit: Edit, signed: Signed, *, dry_run: bool = False) -> Revision:
+def change(
+    session: orm.Session, after: document.Entries, signed: Signed, *, dry_run: bool = False
+) -> Revision:
+    """Write a revision within a transaction that has taken the state's row."""
     state = _locked(session)
-    before = _entries(session)
-    after = edit(dict(before))
-    made = changes.between(before, after)
+    made = changes.between(_entries(session), after)
     found = Revision(state.revision + bool(made), signed.now_us, signed.author, signed.reason, made)
     if dry_run or not made:
         return found
     state.revision = found.revision
-    for change in made:
-        kind, model, name = change.key
-        row = session.get(tables.Declared, change.key)
-        if change.after is None:
-            session.delete(row)
-        elif row is None:
-            session.add(
-                tables.Declared(
-                    kind=kind,
-                    model=model,
-                    name=name,
-                    body=dict(change.after),
-                    revision=found.revision,
-                )
-            )
-        else:
-            row.body, row.revision = dict(change.after), found.revision
+    for each in made:
+        _write(session, each, found.revision)
     session.add(
         tables.DeclaredChange(
             revision=found.revision,
             at_us=signed.now_us,
             author=signed.author,
             reason=signed.reason,
-            changes=[change.to_json() for change in made],
+            changes=[each.to_json() for each in made],
         )
     )
     session.execute(
@@ -247,6 +247,18 @@ def _change(session: orm.Session, edit: Edit, signed: Signed, *, dry_run: bool =
     run(session, document.whole(after), signed.now_us)
     moved(session)
     return found
+
+
+def _write(session: orm.Session, made: changes.Change, revision: int) -> None:
+    kind, model, name = made.key
+    row = session.get(tables.Declared, made.key)
+    if made.after is None:
+        session.delete(row)
+        return
+    if row is None:
+        row = tables.Declared(kind=kind, model=model, name=name)
+        session.add(row)
+    row.body, row.revision = dict(made.after), revision
 
 
 def _locked(session: orm.Session) -> tables.DeclaredState:

@@ -5,6 +5,7 @@ Every method is one short transaction and blocks; callers on an event loop use `
 
 from scheduler.runtime.registry import (
     catalog,
+    cordons,
     database,
     declared,
     holdings,
@@ -12,6 +13,7 @@ from scheduler.runtime.registry import (
     keys,
     lead,
     quotas,
+    rollouts,
     timetable,
 )
 
@@ -23,6 +25,8 @@ class Registry:
         catalog: models, versions, routes, deployments, as the broker runs them.
         declared: what is declared of them, with its history.
         holdings: leases, slots, replicas.
+        rollouts: versions on their way.
+        cordons: nodes that are kept off.
         keys: API keys.
         lead: who leads.
         journal: plans, events, facts.
@@ -34,7 +38,9 @@ class Registry:
         self.database = base
         self.catalog = catalog.Catalog(base)
         self.declared = declared.Catalogue(base)
+        self.rollouts = rollouts.Rollouts(base)
         self.holdings = holdings.Holdings(base)
+        self.cordons = cordons.Cordons(base)
         self.keys = keys.Keys(base)
         self.lead = lead.Lead(base)
         self.journal = journal.Journal(base)

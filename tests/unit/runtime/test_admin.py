@@ -13,7 +13,16 @@ import pytest
 from starlette import responses
 
 from scheduler.contracts import clock, command_line, errors, fleet, ids, ports, requests
-from scheduler.runtime import admin, commands, config, finfo, quota_routes, schedule_routes
+from scheduler.runtime import (
+    admin,
+    commands,
+    config,
+    finfo,
+    model_routes,
+    quota_routes,
+    schedule_routes,
+)
+from scheduler.runtime.models import service
 from scheduler.runtime.registry import database, store
 
 ADMIN = requests.Caller("ops", "root", "k1", tuple(requests.Tier), admin=True)
@@ -51,6 +60,11 @@ class Site:
         known = quota_routes.Site(self.registry, self.time, tuple, frozenset({"forebay"}))
         app.include_router(quota_routes.router(known))
         app.include_router(schedule_routes.router(self.registry, self.time))
+        app.include_router(
+            model_routes.router(
+                service.Site(self.registry, self.time, adapter_folders=("/adapters",))
+            )
+        )
 
         @app.exception_handler(errors.ForebayError)
         async def told(request: fastapi.Request, error: errors.ForebayError) -> Any:
@@ -187,7 +201,9 @@ class SiteApi:
         with fastapi_client(self.site) as http:
             answer = http.request(method, path, json=json, params=params)
         if answer.status_code >= 400:
-            raise command_line.CommandError(str(answer.json()))
+            told = answer.json()
+            fault = told["error"]["message"] if "error" in told else str(told)
+            raise command_line.CommandError(fault)
         return ports.ApiResponse(answer.status_code, answer.json(), answer.content)
 
 

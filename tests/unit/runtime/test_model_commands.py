@@ -1,0 +1,197 @@
+"""fctl model, version, route, adapter, profile, apply, history, revert: what is kept, refused and shown."""
+
+import dataclasses
+import io
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from scheduler.runtime import commands
+from tests.unit.runtime import test_admin
+
+site = test_admin.site  # the fixture
+V1 = "version add talk v1 engine=simulated seats=4"
+FILE = """
+profiles:
+  big: {gres_type: H100, gpus: 4}
+models:
+  talk:
+    tiers: [interactive]
+    profile: big
+    scaling: {floor: 1}
+    versions:
+      v1: {engine: simulated, seats: 4}
+      v2:
+        engine: simulated
+        seats: 8
+    route:
+      versions: {v1: 90, v2: 10}
+    adapters:
+      law: {path: /adapters/law, rank: 8, team: legal}
+"""
+
+
+def fctl(site: test_admin.Site, line: str, stdin: str = "") -> tuple[int, str]:
+    out, err = io.StringIO(), io.StringIO()
+    code = commands.fctl(
+        shlex.split(line),
+        api=test_admin.SiteApi(site),
+        out=out,
+        err=err,
+        stdin=io.StringIO(stdin),
+    )
+    return code, out.getvalue() + err.getvalue()
+
+
+def done(site: test_admin.Site, line: str, stdin: str = "") -> str:
+    code, told = fctl(site, line, stdin)
+    assert code == 0, told
+    return told
+
+
+def test_a_model_is_declared_piece_by_piece_and_runs(site: test_admin.Site) -> None:
+    done(site, "profile add big gres_type=H100 gpus=4 --reason 'new nodes'")
+    done(site, "model add talk tiers=[interactive] profile=big replicas=2 callers=[physics]")
+    done(site, V1)
+    done(site, "version add talk v2 engine=simulated seats=8 engine_args.step-ms=3")
+    done(site, "adapter add talk law path=/adapters/law rank=8 team=legal")
+    wanted = {deployment.key: deployment for deployment in site.registry.catalog.deployments()}
+    assert (wanted["talk", "v1"].replicas, wanted["talk", "v1"].spec.gpus) == (2, 4)
+    assert wanted["talk", "v2"].replicas == 0  # it answers nothing yet
+    assert wanted["talk", "v2"].spec.engine_args == {"step-ms": 3}
+    assert wanted["talk", "v1"].spec.adapters == {"law": "/adapters/law"}
+    route = site.registry.catalog.routes()["talk"]
+    assert (route.weights, route.adapters) == ({"v1": 100}, ("law",))
+    assert done(site, "route update talk v1=95 v2=5").splitlines()[0] == (
+        "~ route talk: versions.v1 100 → 95, versions.v2 default → 5"
+    )
+    assert site.registry.catalog.routes()["talk"].weights == {"v1": 95, "v2": 5}
+    assert "v1=95 v2=5" in done(site, "route list")
+    done(site, "version update talk v2 engine_args.step-ms= seats=6")
+    shown = json.loads(done(site, "version show talk v2 --json"))
+    assert shown == {"engine": "simulated", "seats": 6}
+    assert "law" in done(site, "adapter list talk")
+    assert "H100:4" in done(site, "profile list")
+    done(site, "model rm talk")
+    assert "talk" not in site.registry.catalog.routes()
+    left = {each.key: each.replicas for each in site.registry.catalog.deployments()}
+    assert (left["talk", "v1"], left["talk", "v2"]) == (0, 0)
+    told = done(site, "history talk")
+    assert told.splitlines()[0].endswith("  root")
+    assert "- model talk" in told
+
+
+def test_a_file_is_applied_once_shown_first_and_taken_back(
+    site: test_admin.Site, tmp_path: Path
+) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(FILE)
+    told = done(site, f"apply -f {path} --dry-run")
+    assert "+ version talk v2: engine=simulated" in told
+    assert told.endswith("dry run: nothing was changed\n")
+    assert "talk" not in site.registry.catalog.routes()
+    assert "revision 2" in done(site, f"apply -f {path} --reason launch")
+    assert done(site, f"apply -f {path}") == "nothing changes\n"
+    assert site.registry.declared.read()[0] == 2
+    route = json.loads(done(site, "route show talk --json"))
+    assert route == {"versions": {"v1": 90, "v2": 10}}
+    changed = FILE.replace("v1: 90, v2: 10", "v1: 50, v2: 50")
+    assert "~ route talk: versions.v1 90 → 50" in done(site, "apply -f -", changed)
+    assert json.loads(done(site, "history --json"))["history"][1]["reason"] == "launch"
+    done(site, "revert 2")
+    assert site.registry.catalog.routes()["talk"].weights == {"v1": 90, "v2": 10}
+    done(site, "revert 1 --reason 'not yet'")
+    assert "talk" not in site.registry.catalog.routes()
+    assert sorted(site.registry.catalog.routes()) == ["chat", "code"]
+
+
+def test_prune_takes_away_what_the_file_does_not_name(site: test_admin.Site) -> None:
+    told = done(site, "apply -f - --prune --dry-run", FILE)
+    assert "- model chat" in told
+    assert "- model chat" not in done(site, "apply -f - --dry-run", FILE)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("v1: 90, v2: 10", "v1: 90, v2: 11"), ":14: models.talk.route: percentages add up to 101"),
+        (
+            ("v1: 90, v2: 10", "v1: 90, v3: 10"),
+            ":15: models.talk.route.versions.v3: unknown version",
+        ),
+        (("profile: big", "profile: small"), ":7: models.talk.profile: small is unknown"),
+        (("/adapters/law", "/etc/law"), "is outside the allowed folders (/adapters)"),
+        (("/adapters/law", "/adapters/../etc"), "must be absolute and without `..`"),
+        (("seats: 8", "seats: 0"), ":13: models.talk.versions.v2.seats: Input should be greater"),
+        (("seats: 8", "sets: 8"), ":13: models.talk.versions.v2.sets: Extra inputs"),
+        (("seats: 8", "engine: vllm"), ":13: not valid YAML: engine stands there twice"),
+        (("engine: simulated\n        seats: 8", "seats: 8"), "weights missing"),
+        (("seats: 8", "seats: 8\n        tensor_parallel: 8"), "is 8, and a replica has 4 GPUs"),
+        (("seats: 8", "quantization: fp8"), "quantization fp8 without quantization_approval"),
+        (("{floor: 1}", "{flor: 1}"), "scaling.flor is unknown"),
+    ],
+)
+def test_a_wrong_file_is_refused_whole_with_its_line(
+    site: test_admin.Site, change: tuple[str, str], said: str
+) -> None:
+    code, told = fctl(site, "apply -f -", FILE.replace(*change))
+    assert code == 1
+    assert said in told
+    assert told.startswith("fctl: error: -:")
+    assert told.count("\n") == 1
+    assert site.registry.declared.read()[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (V1.replace("talk", "nope"), "model nope: not declared; known are: chat, code"),
+        (V1.replace("talk v1", "chat v1"), "version chat v1: is there; `fctl version update`"),
+        (V1.replace("talk", "chat").replace("v1", "'v 1'"), "a name is letters, digits"),
+        ("route update chat v1=50", "percentages add up to 50: make it 100"),
+        ("route update chat v1=99 v2=1", "v2: unknown version; known are: v1"),
+        ("route update chat shadow=v1", "write shadow=VERSION:PERCENT"),
+        ("route update chat shadow=v1:5", "answers all requests itself"),
+        ("version rm chat v2", "version chat v2: not declared; known are: v1"),
+        ("profile rm big", "profile big: not declared; known are: none"),
+        ("model update chat replicas=many", "model chat.replicas: Input should be a valid integer"),
+        ("model update chat versions.v9={}", "model chat.versions: has a command of its own"),
+        ("adapter add chat law path=/adapters/law rank=-1", "rank: Input should be greater"),
+        ("adapter add chat law path=law", "must be absolute"),
+        ("model update chat replicas", "replicas: write KEY=VALUE"),
+        ("revert 99", "revision 99: unknown"),
+        ("apply -f /nowhere.yaml", "/nowhere.yaml: No such file"),
+        ("version show chat v9", "version chat v9: not declared"),
+    ],
+)
+def test_what_is_refused(site: test_admin.Site, line: str, said: str) -> None:
+    code, told = fctl(site, line)
+    assert code == 1
+    assert said in told
+    assert told.count("\n") == 1
+    assert site.registry.declared.read()[0] == 1
+
+
+def test_only_admins_change_and_nobody_sees_anothers_adapter(site: test_admin.Site) -> None:
+    done(site, "apply -f -", FILE)
+    site.caller = test_admin.USER
+    for line in (V1, "apply -f -", "revert 1", "history", "model rm talk"):
+        code, told = fctl(site, line, FILE)
+        assert (code, "is no admin" in told) == (1, True)
+    assert "law" not in done(site, "adapter list talk")
+    assert "v2" in done(site, "version list talk")
+
+
+def test_forebay_toml_declares_anew_only_what_has_changed_in_it(site: test_admin.Site) -> None:
+    catalog = site.registry.catalog
+    done(site, "version add chat v2 engine=simulated")
+    done(site, "route update chat v1=40 v2=60")
+    catalog.declare([test_admin.CHAT, test_admin.CODE], 5)  # a broker takes the lead again
+    assert catalog.routes()["chat"].weights == {"v1": 40, "v2": 60}
+    catalog.declare([dataclasses.replace(test_admin.CHAT, seats=5), test_admin.CODE], 6)
+    assert catalog.routes()["chat"].weights == {"v1": 100}
+    told = done(site, "history chat -n 1")
+    assert "forebay.toml: forebay.toml has changed" in told
+    assert "- version chat v2" in told
