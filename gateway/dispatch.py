@@ -210,6 +210,7 @@ class Dispatcher:
             options.stream_idle_s if job.request.stream else options.answer_timeout_s,
             job.request.traceparent if span is None else span.traceparent,
             0 if asks.most_tokens(job.request.body) else options.output_most_tokens,
+            job.request.stream,
         )
         async with self._client.open(grant.replica, call) as answer:
             last = await self._forward(answer, job, record, grant)

@@ -8,6 +8,7 @@ import collections
 import contextlib
 import socket
 from collections.abc import Callable
+from typing import Protocol
 
 from gateway import hop_reader, probing, vouching
 from scheduler.contracts import frames
@@ -18,9 +19,23 @@ _LOOK_S = 1.0
 _LATE_S = 0.05
 _AHEAD_BYTES = 64 * 1024  # received before somebody takes them; more is left in the socket
 _RECEIVE_BYTES = 128 * 1024  # in the kernel
+_LAG_S = 5.0  # what a trunk has still to bring when the stream's own connection is through
 _LAST = (frames.Kind.END, frames.Kind.ERROR)
 
 Take = Callable[[frames.Frame], bool]
+
+
+class Place(Protocol):
+    """One stream's place on a trunk, where its frames come instead of on its own connection."""
+
+    def pause(self) -> None:
+        """Let the replica wait: the client is behind."""
+
+    def resume(self) -> None:
+        """Let it go on."""
+
+    def leave(self) -> None:
+        """Hear no more of it."""
 
 
 class Broken(Exception):
@@ -34,21 +49,23 @@ class Answer:
         connection: where it comes on.
 
     Attributes:
+        connection: the same.
         reader: what is known of it.
+        take: takes frames as they come, None while they are kept.
         whole: its last frame has come.
     """
 
     __slots__ = (
-        "_ahead", "_connection", "_fault", "_ready", "_stopped", "_take", "_woken", "reader", "whole"
+        "_ahead", "_fault", "_ready", "_stopped", "_woken", "connection", "reader", "take", "whole"
     )  # fmt: skip
 
     def __init__(self, connection: "Connection") -> None:
         self.reader = hop_reader.Reader()
         self.whole = False
-        self._connection = connection
+        self.connection = connection
         self._ready: collections.deque[frames.Frame] = collections.deque()
         self._ahead = 0
-        self._take: Take | None = None
+        self.take: Take | None = None
         self._stopped = False
         self._woken: asyncio.Future[None] | None = None
         self._fault: Exception | None = None
@@ -85,11 +102,11 @@ class Answer:
                     return frame
                 if not take(frame):
                     return None
-            self._take = take
+            self.take = take
             try:
                 await self._more()
             finally:
-                self._take = None
+                self.take = None
             if self._stopped:
                 self._stopped = False
                 return None
@@ -99,7 +116,8 @@ class Answer:
         if self._fault is not None:
             raise self._fault
         self._ahead = 0
-        self._connection.resume()
+        if self.connection.paused:
+            self.connection.resume()
         self._woken = asyncio.get_running_loop().create_future()
         try:
             await self._woken
@@ -110,32 +128,46 @@ class Answer:
         """Take bytes from the connection."""
         try:
             found = self.reader.feed(data)
-            take = self._take
-            if take is None or self._ready or self._stopped:
-                self._keep(found)
-                return
+        except (hop_reader.BadResponse, frames.FrameError) as fault:
+            self.connection.abort()
+            self.broken(Broken(str(fault)))
+            return
+        if found:
+            self._give(found)
+        elif self.take is None:
+            self._wake()
+
+    def give(self, found: list[frames.Frame]) -> None:
+        """Take frames from a trunk."""
+        self.reader.framed = True  # whatever comes first, these or the head on its own connection
+        self._give(found)
+
+    def _give(self, found: "list[frames.Frame] | tuple[frames.Frame, ...]") -> None:
+        try:
             for index, frame in enumerate(found):
-                if frame.kind in _LAST:
+                if self.take is None or frame.kind in _LAST:
                     self._keep(found[index:])
                     return
-                if not take(frame):
-                    self._stopped = True  # what comes meanwhile is kept, up to a bound
-                    self._keep(found[index + 1 :])
-                    return
-        except (hop_reader.BadResponse, frames.FrameError) as fault:
-            self._connection.abort()
-            self.broken(Broken(str(fault)))
+                if not self.take(frame):
+                    self.stop()
         except Exception as fault:  # the taker's own: its task shall have it
             self.broken(fault)
 
+    def stop(self) -> None:
+        """Hear that the taker is behind: what comes meanwhile is kept, up to a bound."""
+        self._stopped = True
+        self.take = None
+        self._wake()
+
     def _keep(self, found: "list[frames.Frame] | tuple[frames.Frame, ...]") -> None:
+        self.take = None
         for frame in found:
             self._ready.append(frame)
             self._ahead += len(frame.payload) + len(frame.packed)
             if frame.kind in _LAST:
                 self.whole = True
         if self._ahead > _AHEAD_BYTES:
-            self._connection.pause()
+            self.connection.pause()
         self._wake()
 
     def _wake(self) -> None:
@@ -146,7 +178,9 @@ class Answer:
     def ended(self, fault: BaseException | None) -> None:
         """Hear that the connection is gone; what had come before is still given."""
         self.reader.end()
-        if fault is not None:
+        if self.connection.place is not None and not self.whole:
+            self._lag()
+        elif fault is not None:
             self.broken(Broken(hop_reader.words(fault)))
         elif self.reader.status:
             self.broken(Broken("ended without its last frame"))
@@ -155,7 +189,19 @@ class Answer:
 
     def completed(self) -> None:
         """Hear that its body is whole: without its last frame it has broken off, however cleanly."""
-        if self.reader.framed and not self.whole:
+        if not self.reader.framed or self.whole:
+            return
+        if self.connection.place is not None:
+            self._lag()
+        else:
+            self.broken(Broken("ended without its last frame"))
+
+    def _lag(self) -> None:
+        """Give its trunk a moment: what was sent there before may come after the connection's end."""
+        asyncio.get_running_loop().call_later(_LAG_S, self._late)
+
+    def _late(self) -> None:
+        if not self.whole:
             self.broken(Broken("ended without its last frame"))
 
     def broken(self, fault: Exception) -> None:
@@ -177,6 +223,7 @@ class Connection(asyncio.Protocol):
         silence_s: how long the present answer may be silent.
         answer: the present answer, None at rest.
         owner: the replica that answers, and its incarnation.
+        place: where the frames of the present answer come, if not here.
     """
 
     def __init__(self, pool: "Pool", address: str) -> None:
@@ -185,6 +232,7 @@ class Connection(asyncio.Protocol):
         self.silence_s = 0.0
         self.answer: Answer | None = None
         self.owner: vouching.Owner | None = None
+        self.place: Place | None = None
         self.closed = False
         self.paused = False
         self._pool = pool
@@ -202,12 +250,21 @@ class Connection(asyncio.Protocol):
 
     def send(self, request: bytes, silence_s: float) -> Answer:
         """Send a request; the answer comes in what is returned."""
+        answer = self.expect(silence_s)
+        self.write(request)
+        return answer
+
+    def expect(self, silence_s: float) -> Answer:
+        """Return the answer to the request that is written next."""
         self.answer = answer = Answer(self)
         self.silence_s = silence_s
         self.heard = self._time()
+        return answer
+
+    def write(self, request: bytes) -> None:
+        """Send a request."""
         if self._transport is not None:
             self._transport.write(request)
-        return answer
 
     def data_received(self, data: bytes) -> None:
         """Hand on what has come."""
@@ -245,12 +302,19 @@ class Connection(asyncio.Protocol):
             self._rest(answer)
         else:
             self._left, self.silence_s = True, _FINISH_S
-            self.resume()
+            self._settle()
+
+    def _settle(self) -> None:
+        """Leave the trunk, and read again if it was told not to."""
+        self.resume()
+        if self.place is not None:
+            self.place.leave()
+            self.place = None
 
     def _rest(self, answer: Answer) -> None:
         self.answer, self._left = None, False
         self.heard = self._time()
-        self.resume()
+        self._settle()
         if answer.reader.keep_alive and not self.closed:
             self._pool.put(self)
         else:
@@ -258,8 +322,12 @@ class Connection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Read nothing more: the client is behind, and its replica shall wait."""
-        if not self.paused and not self.closed and self._transport is not None:
-            self.paused = True
+        if self.paused or self.closed or self._transport is None:
+            return
+        self.paused = True
+        if self.place is not None:
+            self.place.pause()
+        else:
             self._transport.pause_reading()
 
     def resume(self) -> None:
@@ -267,11 +335,17 @@ class Connection(asyncio.Protocol):
         if self.paused and not self.closed and self._transport is not None:
             self.paused = False
             self.heard = self._time()
-            self._transport.resume_reading()
+            if self.place is not None:
+                self.place.resume()
+            else:
+                self._transport.resume_reading()
 
     def abort(self) -> None:
         """Close at once."""
         self._pool.forget(self)
+        if self.place is not None:
+            self.place.leave()
+            self.place = None
         if self._transport is not None:
             self._transport.abort()
 

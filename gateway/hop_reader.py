@@ -82,9 +82,9 @@ class Reader:
             if self._chunked and self.framed and not (self._left or self._trailer or self._cut):
                 # By far the most tokens come so, one whole chunk of whole frames: no further calls.
                 line = data.find(b"\r\n", at, at + _MAX_LINE)
-                size = _size(data[at:line]) if line > 0 else 0
-                stop = line + 2 + size
-                if size and stop + 2 <= len(data):
+                length = size(data[at:line]) if line > 0 else 0
+                stop = line + 2 + length
+                if length and stop + 2 <= len(data):
                     done = frames.scan(data, line + 2, stop, found)
                     if done < stop:
                         self._cut += data[done:stop]
@@ -119,12 +119,12 @@ class Reader:
             if self._trailer:
                 self.complete = stop == at
                 return stop + 2
-            size = _size(data[at:stop])
+            length = size(data[at:stop])
             at = stop + 2
-            if not size:
+            if not length:
                 self._trailer = True
                 return at
-            self._left = size + 2
+            self._left = length + 2
         stop = at + self._left
         if stop <= len(data):  # to its end, which is a line's
             self._left = 0
@@ -183,16 +183,16 @@ class Reader:
 
 
 @functools.lru_cache(4096)  # a stream's chunks are of a few sizes
-def _size(line: bytes) -> int:
+def size(line: bytes) -> int:
     """Return a chunk's size."""
     digits = line.partition(b";")[0].strip()
     try:
-        size = int(digits, 16)
+        found = int(digits, 16)
     except ValueError:
         raise BadResponse("a chunk's size is no number") from None
-    if size < 0 or not digits.isalnum() or len(digits) > 15:
+    if found < 0 or not digits.isalnum() or len(digits) > 15:
         raise BadResponse("a chunk's size is no number")
-    return size
+    return found
 
 
 def _length(value: bytes) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from gateway import hop, hop_reader, probing, settings
-from scheduler.contracts import errors, fleet, frames, ids, ports, usage
+from gateway import hop, hop_reader, probing, settings, trunk
+from scheduler.contracts import errors, fleet, frames, ids, ports, trunks, usage
 
 _JSON_SAFE = '{}":,/ '  # harmless in a header, and most identities then need no quoting at all
 MESSAGE_CHARS = 2000  # an engine may echo the whole input in its error; nobody reads more
@@ -23,9 +23,14 @@ _HEAD = (
 )
 
 
-def _more(call: "Call") -> bytes:
+_TRUNK = trunks.HEADER.encode() + b": %b\r\n"
+
+
+def _more(call: "Call", place: trunk.Place | None) -> bytes:
     """Return the headers that not every request has."""
     more = b"X-Forebay-Most-Tokens: %d\r\n" % call.most_tokens if call.most_tokens else b""
+    if place is not None:
+        more += _TRUNK % place.name
     if call.traceparent is not None:
         more += b"traceparent: %b\r\n" % call.traceparent.encode()
     return more
@@ -71,6 +76,7 @@ class Call:
         silence_s: seconds without a byte after which the replica counts as lost.
         traceparent: the trace that the request belongs to, if any.
         most_tokens: bound of each sequence's output where the body names none, 0 if there is none.
+        streams: the answer comes token by token: on the replica's trunk, where there is one.
     """
 
     path: str
@@ -79,6 +85,7 @@ class Call:
     silence_s: float
     traceparent: str | None = None
     most_tokens: int = 0
+    streams: bool = False
 
 
 class Client:
@@ -93,6 +100,7 @@ class Client:
             options.hop_keepalive_s, options.hop_keepalive_probes, options.hop_unacknowledged_s
         )
         self._pool = hop.Pool(options.connect_timeout_s, min(1.0, quickest / 4), probes)
+        self._trunks = trunk.Trunks(probes, self._pool.vouching)
         self._secrets: dict[tuple[ids.ReplicaId, int], str] = {}
 
     async def __aenter__(self) -> "Client":
@@ -101,6 +109,7 @@ class Client:
 
     async def __aexit__(self, *_: object) -> None:
         """Close every connection."""
+        self._trunks.close()
         self._pool.close()
 
     async def watch(self, source: ports.FleetSource) -> None:
@@ -115,6 +124,7 @@ class Client:
             revision = view.revision
             self._pool.vouching.see(view)
             self._pool.doubt()
+            self._trunks.doubt()
 
     def open(self, replica: fleet.Replica, call: Call) -> "Opening":
         """Send ``call`` and yield its answer, as an async context manager; leaving early cancels it there.
@@ -128,34 +138,24 @@ class Client:
 
     async def send(self, replica: fleet.Replica, call: Call) -> "Answer":
         """Send ``call``; the caller must `Answer.leave`. Raises as `open` does."""
-        request = self._head(replica, call) + call.body
+        secret = self._secret(replica)
         try:
             connection = await self._pool.get(replica.address)
         except (OSError, ValueError) as error:
             raise Lost(f"not reachable: {hop_reader.words(error)}", computed=False) from error
-        connection.owner = (replica.replica_id, replica.incarnation)
-        answer = Answer(connection, connection.send(request, call.silence_s))
+        connection.owner = owner = (replica.replica_id, replica.incarnation)
+        coming = connection.expect(call.silence_s)
+        place: trunk.Place | None = None
+        if call.streams and (shared := self._trunks.of(owner, replica.address, secret)) is not None:
+            connection.place = place = shared.enter(coming)
+        connection.write(_head(replica, call, secret, place) + call.body)
+        answer = Answer(connection, coming)
         try:
             self._check(replica, await answer.head(), call.path)
         except BaseException:
             answer.leave()
             raise
         return answer
-
-    def _head(self, replica: fleet.Replica, call: Call) -> bytes:
-        identity = msgspec.json.encode(call.identity)
-        if b"%" in identity or not identity.isascii():
-            identity = urllib.parse.quote(identity, safe=_JSON_SAFE).encode()
-        return _HEAD % (
-            call.path.encode(),
-            replica.address.encode(),
-            self._secret(replica).encode(),
-            call.identity.request_id.encode(),
-            call.identity.attempt,
-            identity,
-            len(call.body),
-            _more(call),
-        )
 
     def _secret(self, replica: fleet.Replica) -> str:
         key = (replica.replica_id, replica.incarnation)
@@ -189,6 +189,22 @@ class Client:
         raise engine_error(
             status, said.text, f"model {replica.spec.model}: its engine has no {path}"
         )
+
+
+def _head(replica: fleet.Replica, call: Call, secret: str, place: trunk.Place | None) -> bytes:
+    identity = msgspec.json.encode(call.identity)
+    if b"%" in identity or not identity.isascii():
+        identity = urllib.parse.quote(identity, safe=_JSON_SAFE).encode()
+    return _HEAD % (
+        call.path.encode(),
+        replica.address.encode(),
+        secret.encode(),
+        call.identity.request_id.encode(),
+        call.identity.attempt,
+        identity,
+        len(call.body),
+        _more(call, place),
+    )
 
 
 class Opening:

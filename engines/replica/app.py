@@ -15,8 +15,9 @@ from engines.replica import (
     spans,
     state,
     throttle,
+    trunk,
 )
-from scheduler.contracts import clock, fleet, requests, tracing, usage
+from scheduler.contracts import clock, fleet, requests, tracing, trunks, usage
 
 _INFERENCE = frozenset(endpoint.value for endpoint in requests.Endpoint)
 
@@ -63,22 +64,24 @@ def build(
     door = gate.Gate(table, time, options.limits)
     inner.observe(door.step)
     ledger = rows.Ledger(sink, time)
-    attempts = attempt.Attempts(inner, door, ledger, time, _stranger(options.about))
+    lines = trunk.Trunks()
+    attempts = attempt.Attempts(inner, door, ledger, time, _stranger(options.about), lines)
     control = state.Control(inner, door, attempts, options.about)
-    stack: types.ASGIApp = _Stack(inner, control, attempts, ledger)
+    stack: types.ASGIApp = _Stack(inner, control, attempts, ledger, lines)
     if tracer is not None:
         about = options.about
         named = {"forebay.replica": about.replica_id, "forebay.model": about.model}
         stack = spans.Spans(stack, tracer, named)
-    return Replica(secret.SecretCheck(stack, options.secret), door)
+    return Replica(secret.SecretCheck(stack, options.secret), door, lines)
 
 
 class Replica:
     """A replica as an ASGI app."""
 
-    def __init__(self, served: types.ASGIApp, door: gate.Gate) -> None:
+    def __init__(self, served: types.ASGIApp, door: gate.Gate, lines: trunk.Trunks) -> None:
         self._served = served
         self._gate = door
+        self._trunks = lines
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
         """Serve one ASGI scope."""
@@ -94,6 +97,10 @@ class Replica:
         await self._gate.set_role(fleet.Role.INTERACTIVE)
         await self._gate.until_empty()
 
+    def end(self) -> None:
+        """End what would go on for ever: the server stops."""
+        self._trunks.end()
+
 
 class _Stack:
     """Sends each request to the part that answers it; what is nobody's goes to the engine's app."""
@@ -104,17 +111,21 @@ class _Stack:
         control: state.Control,
         attempts: attempt.Attempts,
         ledger: rows.Ledger,
+        lines: trunk.Trunks,
     ) -> None:
         self._engine = inner
         self._control = control
         self._attempts = attempts
         self._ledger = ledger
+        self._trunks = lines
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
         if scope["type"] == "lifespan":
             await self._engine.app(scope, receive, self._flushing(send))
         elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1003})
+        elif scope["path"] == trunks.PATH and scope["method"] == "POST":
+            await self._trunks(scope, receive, send)
         elif self._control.handles(scope["path"]):
             await self._control(scope, receive, send)
         elif scope["path"] in _INFERENCE and scope["method"] == "POST":

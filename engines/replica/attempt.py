@@ -14,8 +14,8 @@ from typing import Any
 
 from starlette import types
 
-from engines.replica import answers, asked, engine, gate, response, rows, tempo
-from scheduler.contracts import clock, errors, fleet, frames, requests, usage
+from engines.replica import answers, asked, engine, gate, response, rows, tempo, trunk
+from scheduler.contracts import clock, errors, fleet, frames, requests, trunks, usage
 
 _BYTES_A_TOKEN = 4  # of English text in the usual tokenizers; nothing here has tokenized it yet
 CANCEL_S = 5.0  # for an engine app that does not end when cancelled; then it is left behind
@@ -60,6 +60,7 @@ class Attempts:
         ledger: where the rows go.
         time: the clock.
         stranger: the identity of a request that brings none (an admin's curl).
+        lines: the trunks of the gateways.
     """
 
     def __init__(
@@ -69,7 +70,9 @@ class Attempts:
         ledger: rows.Ledger,
         time: clock.Clock,
         stranger: usage.Identity,
+        lines: trunk.Trunks | None = None,
     ) -> None:
+        self._trunks = lines or trunk.Trunks()
         self._engine = inner
         self._gate = door
         self._ledger = ledger
@@ -165,8 +168,9 @@ class Attempts:
         tap.begun, tap.why_not = call.asked.begun, call.asked.why_not
         tap.single = call.asked.sequences == 1
         tap.most_tokens = _most_tokens(call.scope)
+        stream = self._trunks.of(call.scope) if call.wants_frames else None
         reply = response.Response(
-            call.send,
+            call.send if stream is None else stream.through(call.send),
             tap,
             framed=call.wants_frames,
             request=call.asked.body,
@@ -178,14 +182,18 @@ class Attempts:
         ended = Ended(usage.Outcome.ERROR, reason="the server stopped")
         self._tempo.opened(tap)
         try:
-            ended = await self._run(call, seat, reply, identity.request_id)
+            try:
+                ended = await self._run(call, seat, reply, identity.request_id)
+            finally:
+                self._tempo.closed(tap)
+                self._engine.untap(identity.request_id)
+                seat.release()
+                self._ledger.close(identity, tap, ended.outcome, ended.reason)
+            if ended.outcome is not usage.Outcome.CLIENT_GONE:
+                await reply.close(ended.error)
         finally:
-            self._tempo.closed(tap)
-            self._engine.untap(identity.request_id)
-            seat.release()
-            self._ledger.close(identity, tap, ended.outcome, ended.reason)
-        if ended.outcome is not usage.Outcome.CLIENT_GONE:
-            await reply.close(ended.error)
+            if stream is not None:
+                stream.leave()
 
     async def _run(
         self, call: "_Call", seat: gate.Seat, reply: response.Response, request_id: str
@@ -277,7 +285,8 @@ def _most_tokens(scope: types.Scope) -> int:
 
 def with_request_id(scope: types.Scope, key: str) -> types.Scope:
     """Return the scope that the engine's app sees: our request id, and none of our own headers."""
-    hidden = {b"x-request-id", b"authorization", b"x-forebay-identity", b"accept"}
+    ours = {b"x-forebay-identity", trunks.HEADER.encode()}
+    hidden = {b"x-request-id", b"authorization", b"accept", *ours}
     headers = [(k, v) for k, v in scope["headers"] if k not in hidden]
     return {**scope, "headers": [*headers, (b"x-request-id", key.encode())]}
 

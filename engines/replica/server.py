@@ -87,9 +87,12 @@ class _Server(uvicorn.Server):
     engine is closed and the rows are on disk.
     """
 
-    def __init__(self, config: uvicorn.Config, retire: Retire | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, retire: Retire | None, end: Callable[[], None] | None
+    ) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
+        self._end = end
         self._retire = retire
         self._retiring: asyncio.Task[None] | None = None
 
@@ -100,6 +103,12 @@ class _Server(uvicorn.Server):
         except SystemExit as error:  # uvicorn's answer to a failed lifespan; ours is an error told
             raise RuntimeError("the engine's app failed in its start-up; see the log") from error
         self.up.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let what would go on for ever end with the answers."""
+        if self._end is not None:
+            self._end()
+        await super().shutdown(sockets=sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -151,6 +160,7 @@ async def listening(
             server_header=False,
         ),
         retire,
+        served.end if isinstance(served, app.Replica) else None,
     )
     ended = asyncio.Event()
     task = asyncio.create_task(server.serve(sockets=[bound]))

@@ -1,11 +1,12 @@
 """The engines behind every subject of the gateway bench: instant answers, or a token each 20 ms.
 
 One process listens on several ports, one a replica. It speaks plain OpenAI to the peers and frames to
-whoever accepts them, with the same payload. Usage: ``gateway_mock.py REPLICAS``; prints its addresses.
+whoever accepts them, with the same payload. As in an engine, all streams of a replica get their tokens at
+the same step. Usage: ``gateway_mock.py REPLICAS``; prints its addresses.
 """
 
 import asyncio
-import itertools
+import functools
 import json
 import re
 import sys
@@ -13,7 +14,7 @@ import sys
 import httptools
 import uvloop
 
-from scheduler.contracts import frames
+from scheduler.contracts import frames, trunks
 
 TOKEN_S = 0.02
 PROMPT_TOKENS = 500  # of a 2 KB body
@@ -66,6 +67,16 @@ def _end(output: int) -> bytes:
     return frames.End(("stop",), PROMPT_TOKENS, 0, output).frame().encode()
 
 
+def chunk(data: bytes) -> bytes:
+    """Return ``data`` as a chunk of a body."""
+    return _chunk(data)
+
+
+def record(number: int, data: bytes) -> bytes:
+    """Return frames as a stream's record on a trunk."""
+    return trunks.RECORD.pack(number, len(data)) + data
+
+
 def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
@@ -84,14 +95,18 @@ def _json(body: bytes) -> bytes:
 
 
 FRAMED = _head(frames.MEDIA_TYPE)
+TRUNK = _head(trunks.MEDIA_TYPE)
 _SSE = _head("text/event-stream; charset=utf-8")
 WHOLE_FRAMED = (
     FRAMED + _chunk(_PROMPT + _data(_WHOLE, *range(8), chars=31) + _end(8)) + b"0\r\n\r\n"
 )
-STREAM_BEGIN = _chunk(_PROMPT + _data(_FIRST))
+FIRST_FRAMES = _PROMPT + _data(_FIRST)
+STREAM_BEGIN = _chunk(FIRST_FRAMES)
 _WHOLE_PLAIN = _json(_WHOLE)
-_FRAMED_TOKENS = tuple(_chunk(_data(event, 7, chars=6)) for event in _TOKENS)
+TOKEN_FRAMES = tuple(_data(event, 7, chars=6) for event in _TOKENS)
+_FRAMED_TOKENS = tuple(map(_chunk, TOKEN_FRAMES))
 TOKEN_FRAMED = _FRAMED_TOKENS[0]
+_LAST_FRAMES = _data(_LAST) + _data(_DONE)
 _PLAIN_TOKENS = tuple(map(_chunk, _TOKENS))
 _MODELS = _json(
     json.dumps(
@@ -102,25 +117,68 @@ _INFO = _json(b'{"model_path": "chat", "tokenizer_path": "", "is_generation": tr
 _OK = _json(b"{}")
 
 
-class Engine(asyncio.Protocol):
-    """One connection of one replica."""
+class Replica:
+    """One engine: its steps, and the trunks that lead to it."""
 
     def __init__(self) -> None:
+        self.trunks: dict[str, Engine] = {}
+        self._running: dict[Engine, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    def begin(self, stream: "Engine", tokens: int) -> None:
+        """Let a stream have so many tokens, one a step."""
+        self._running[stream] = tokens
+        if self._timer is None:
+            self._due = asyncio.get_running_loop().time()
+            self._next()
+
+    def end(self, stream: "Engine") -> None:
+        """Forget a stream."""
+        self._running.pop(stream, None)
+
+    def _next(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._due = max(self._due + TOKEN_S, loop.time())
+        self._timer = loop.call_at(self._due, self._step) if self._running else None
+
+    def _step(self) -> None:
+        for stream, left in list(self._running.items()):
+            if left:
+                self._running[stream] = left - 1
+                stream.token(left)
+            else:
+                del self._running[stream]
+                stream.last()
+        for trunk in self.trunks.values():
+            trunk.flush()
+        self._next()
+
+
+class Engine(asyncio.Protocol):
+    """One connection of one replica: a client's, or a trunk."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
         self._parser = httptools.HttpRequestParser(self)
-        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._url = b""
         self._body: list[bytes] = []
         self._framed = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._named = ""
+        self._trunk: Engine | None = None  # where this stream's frames go
+        self._number = 0
+        self._tokens = 0
         self._paused = False
+        self._said: list[bytes] = []  # on this trunk, in this step
+        self._held: set[int] = set()  # streams of this trunk whose readers are behind
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvloop's
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._replica.end(self)
+        self._replica.trunks = {n: e for n, e in self._replica.trunks.items() if e is not self}
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -135,6 +193,7 @@ class Engine(asyncio.Protocol):
         self._url = b""
         self._body = []
         self._framed = False
+        self._named = ""
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -142,9 +201,20 @@ class Engine(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"accept":
             self._framed = value == frames.MEDIA_TYPE.encode()
+        elif name.lower() == trunks.HEADER.encode():
+            self._named = value.decode()
+
+    def on_headers_complete(self) -> None:
+        if self._url == trunks.PATH.encode():
+            self._replica.trunks[self._named] = self
+            self._write(TRUNK)
 
     def on_body(self, body: bytes) -> None:
-        self._body.append(body)
+        if self._url == trunks.PATH.encode():
+            word, number = trunks.WORD.unpack(body)  # the bench's gateway sends one at a time
+            (self._held.add if word == trunks.PAUSE else self._held.discard)(number)
+        else:
+            self._body.append(body)
 
     def on_message_complete(self) -> None:
         if not self._url.endswith(b"/chat/completions"):
@@ -156,23 +226,47 @@ class Engine(asyncio.Protocol):
             self._write(WHOLE_FRAMED if self._framed else _WHOLE_PLAIN)
             return
         found = _MAX_TOKENS.search(body)
-        tokens = int(found.group(1)) if found else 16
-        if self._framed:
+        self._tokens = int(found.group(1)) if found else 16
+        self._trunk = None
+        wanted = trunks.parse(self._named)
+        if wanted is not None and (trunk := self._replica.trunks.get(wanted[0])) is not None:
+            self._trunk, self._number = trunk, wanted[1]
+            self._write(FRAMED)
+            self._say(FIRST_FRAMES)
+            trunk.flush()
+        elif self._framed:
             self._write(FRAMED + STREAM_BEGIN)
         else:
             self._write(_SSE + _chunk(_FIRST))
-        self._tick(tokens, tokens)
+        self._replica.begin(self, self._tokens)
 
-    def _tick(self, left: int, tokens: int) -> None:
-        if left == 0:
-            if self._framed:
-                self._write(_chunk(_data(_LAST) + _data(_DONE) + _end(tokens)) + b"0\r\n\r\n")
-            else:
-                self._write(_chunk(_LAST + _DONE) + b"0\r\n\r\n")
-            return
-        if not self._paused:  # an engine sends nothing to who does not read
+    def token(self, left: int) -> None:
+        """Send one; an engine sends nothing to who does not read."""
+        if self._trunk is not None:
+            if self._number not in self._trunk._held:
+                self._say(TOKEN_FRAMES[left & 1])
+        elif not self._paused:
             self._write((_FRAMED_TOKENS if self._framed else _PLAIN_TOKENS)[left & 1])
-        self._timer = self._loop.call_later(TOKEN_S, self._tick, left - 1, tokens)
+
+    def last(self) -> None:
+        """End the answer."""
+        if self._trunk is not None:
+            self._say(_LAST_FRAMES + _end(self._tokens))
+            self._write(b"0\r\n\r\n")
+        elif self._framed:
+            self._write(_chunk(_LAST_FRAMES + _end(self._tokens)) + b"0\r\n\r\n")
+        else:
+            self._write(_chunk(_LAST + _DONE) + b"0\r\n\r\n")
+
+    def _say(self, data: bytes) -> None:
+        if self._trunk is not None:
+            self._trunk._said.append(record(self._number, data))
+
+    def flush(self) -> None:
+        """Send what this trunk's streams have said in this step."""
+        if self._said:
+            self._write(_chunk(b"".join(self._said)))
+            self._said.clear()
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -182,10 +276,10 @@ class Engine(asyncio.Protocol):
 async def main(replicas: int) -> None:
     """Listen until killed."""
     loop = asyncio.get_running_loop()
-    servers = [
-        await loop.create_server(Engine, "127.0.0.1", 0, backlog=1024)
-        for _ in itertools.repeat(0, replicas)
-    ]
+    servers = []
+    for _ in range(replicas):
+        made = functools.partial(Engine, Replica())
+        servers.append(await loop.create_server(made, "127.0.0.1", 0, backlog=1024))
     addresses = ["{}:{}".format(*server.sockets[0].getsockname()[:2]) for server in servers]
     print(json.dumps(addresses), flush=True)
     await asyncio.Event().wait()

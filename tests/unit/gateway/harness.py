@@ -13,9 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from gateway import dependencies, server, settings
-from scheduler.contracts import clock, fleet, frames, ids, ports, quota, requests, tracing, usage
+from scheduler.contracts import (
+    clock,
+    fleet,
+    frames,
+    ids,
+    ports,
+    quota,
+    requests,
+    tracing,
+    trunks,
+    usage,
+)
 
 SECRET = "s3cret"
+NO_TRUNK = b"HTTP/1.1 404 X\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 ANN = requests.Caller("physics", "ann", "key-ann", tuple(requests.Tier))
 BOB = requests.Caller("chem", "bob", "key-bob", (requests.Tier.STANDARD,), models=("chat",))
 SERVICE = requests.Caller("forebay", "svc", "key-svc", tuple(requests.Tier), service=True)
@@ -146,6 +158,9 @@ class FakeReplica:
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
                 while True:
                     received = await _read(reader)
+                    if received is None:
+                        writer.write(NO_TRUNK)
+                        break
                     out = Out(reader, writer)
                     self.received.append(received)
                     self.running += 1
@@ -172,9 +187,12 @@ class FakeReplica:
         return make_replica(self.name, address=self.address, secret_file=str(secret), **changes)
 
 
-async def _read(reader: asyncio.StreamReader) -> Received:
+async def _read(reader: asyncio.StreamReader) -> Received | None:
+    """Return a request, None for a trunk's: a scripted replica has none."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.strip().split("\r\n")
+    if first.split()[1] == trunks.PATH:
+        return None
     pairs = (line.partition(":") for line in lines)
     headers = {name.lower(): value.strip() for name, _, value in pairs}
     body = await reader.readexactly(int(headers.get("content-length", "0")))
