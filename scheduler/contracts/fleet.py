@@ -181,8 +181,8 @@ class Lease:
     Attributes:
         gpus: over all of its nodes.
         whole_nodes: nodes that are asked for whole; 0: any one node with `gpus`.
-        time_min_s: least walltime that is still useful; 0: as the site has set. Both only matter until
-            the job is submitted.
+        time_min_s: least walltime that is still useful; 0: as the site has set.
+        exclude: nodes that it must not start on. All three only matter until the job is submitted.
     """
 
     lease_id: ids.LeaseId
@@ -202,17 +202,47 @@ class Lease:
     reason: str = ""
     whole_nodes: int = 0
     time_min_s: int = 0
+    exclude: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Route:
-    """Model → version by weight. Weights are percent and add up to 100."""
+    """Model → version by weight. Weights are percent and add up to 100.
+
+    Attributes:
+        callers: teams that may use the model; empty: all.
+        tiers: that it is offered in; empty: all.
+        adapter_teams: adapter to the one team that may use it; an absent one is everybody's.
+        shadow: version that gets copies of `shadow_percent` of the requests; "" for none.
+    """
 
     model: str
     weights: Mapping[str, int]
     max_context: int = 2048
     adapters: tuple[str, ...] = ()
     cluster: str = ""
+    callers: tuple[str, ...] = ()
+    tiers: tuple[str, ...] = ()
+    adapter_teams: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    shadow: str = ""
+    shadow_percent: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trial:
+    """How one request fared on a version, for the comparison of versions.
+
+    Attributes:
+        failed: by the engine or its replica, not by the caller or for want of room.
+        ttft_ms: from dispatch to first token, 0 if there was none.
+        itl_ms: mean time between tokens, 0 for an answer of one.
+    """
+
+    model: str
+    version: str
+    failed: bool
+    ttft_ms: float = 0.0
+    itl_ms: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -170,6 +170,11 @@ def view_to_pb(view: fleet.FleetView) -> pb.FleetView:
                 max_context=route.max_context,
                 adapters=route.adapters,
                 cluster=route.cluster,
+                callers=route.callers,
+                tiers=route.tiers,
+                adapter_teams=dict(route.adapter_teams),
+                shadow=route.shadow,
+                shadow_percent=route.shadow_percent,
             )
             for route in view.routes.values()
         ],
@@ -192,6 +197,11 @@ def view_from_pb(message: pb.FleetView, received: float) -> fleet.FleetView:
                 max_context=route.max_context,
                 adapters=tuple(route.adapters),
                 cluster=route.cluster,
+                callers=tuple(route.callers),
+                tiers=tuple(route.tiers),
+                adapter_teams=dict(route.adapter_teams),
+                shadow=route.shadow,
+                shadow_percent=route.shadow_percent,
             )
             for route in message.routes
         },
@@ -222,4 +232,22 @@ def demand_from_pb(message: pb.Demand) -> fleet.Demand:
         oldest_wait_s=message.oldest_wait_s,
         ttft_ms=tuple(message.ttft_ms),
         arrived=message.arrived,
+    )
+
+
+def trial_to_pb(trial: fleet.Trial) -> pb.Trial:
+    """Return a trial's message."""
+    return pb.Trial(
+        model=trial.model,
+        version=trial.version,
+        failed=trial.failed,
+        ttft_ms=trial.ttft_ms,
+        itl_ms=trial.itl_ms,
+    )
+
+
+def trial_from_pb(message: pb.Trial) -> fleet.Trial:
+    """Return a message's trial."""
+    return fleet.Trial(
+        message.model, message.version, message.failed, message.ttft_ms, message.itl_ms
     )

@@ -728,6 +728,7 @@ class GatewayReport(_message.Message):
     DEMAND_FIELD_NUMBER: _builtins.int
     ROUTES_REVISION_FIELD_NUMBER: _builtins.int
     ADMISSION_FIELD_NUMBER: _builtins.int
+    TRIALS_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     at_us: _builtins.int
     routes_revision: _builtins.int
@@ -736,6 +737,10 @@ class GatewayReport(_message.Message):
     """host:port where other hosts' workers may ask it for a turn, or "" """
     @_builtins.property
     def demand(self) -> _containers.RepeatedCompositeFieldContainer[Global___Demand]: ...
+    @_builtins.property
+    def trials(self) -> _containers.RepeatedCompositeFieldContainer[Global___Trial]:
+        """since the last report"""
+
     def __init__(
         self,
         *,
@@ -744,10 +749,11 @@ class GatewayReport(_message.Message):
         demand: _abc.Iterable[Global___Demand] | None = ...,
         routes_revision: _builtins.int = ...,
         admission: _builtins.str = ...,
+        trials: _abc.Iterable[Global___Trial] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "at_us", b"at_us", "demand", b"demand", "gateway_id", b"gateway_id", "routes_revision", b"routes_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "at_us", b"at_us", "demand", b"demand", "gateway_id", b"gateway_id", "routes_revision", b"routes_revision", "trials", b"trials"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -777,20 +783,60 @@ class Route(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class AdapterTeamsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MODEL_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
+    CALLERS_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    ADAPTER_TEAMS_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
+    SHADOW_PERCENT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_context: _builtins.int
     cluster: _builtins.str
+    shadow: _builtins.str
+    """version that gets copies, or "" """
+    shadow_percent: _builtins.int
     @_builtins.property
     def weights(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """version → percent"""
 
     @_builtins.property
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def callers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """teams; none: all"""
+
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """none: all"""
+
+    @_builtins.property
+    def adapter_teams(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """adapter → whose alone it is"""
+
     def __init__(
         self,
         *,
@@ -799,14 +845,52 @@ class Route(_message.Message):
         max_context: _builtins.int = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
         cluster: _builtins.str = ...,
+        callers: _abc.Iterable[_builtins.str] | None = ...,
+        tiers: _abc.Iterable[_builtins.str] | None = ...,
+        adapter_teams: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        shadow: _builtins.str = ...,
+        shadow_percent: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cluster", b"cluster", "max_context", b"max_context", "model", b"model", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_teams", b"adapter_teams", "adapters", b"adapters", "callers", b"callers", "cluster", b"cluster", "max_context", b"max_context", "model", b"model", "shadow", b"shadow", "shadow_percent", b"shadow_percent", "tiers", b"tiers", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Route: _TypeAlias = Route  # noqa: Y015
+
+@_typing.final
+class Trial(_message.Message):
+    """How one request fared on a version; only of models whose versions are compared."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    TTFT_MS_FIELD_NUMBER: _builtins.int
+    ITL_MS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.str
+    failed: _builtins.bool
+    ttft_ms: _builtins.float
+    itl_ms: _builtins.float
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        failed: _builtins.bool = ...,
+        ttft_ms: _builtins.float = ...,
+        itl_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "itl_ms", b"itl_ms", "model", b"model", "ttft_ms", b"ttft_ms", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Trial: _TypeAlias = Trial  # noqa: Y015
 
 @_typing.final
 class Replica(_message.Message):
