@@ -72,6 +72,7 @@ class Renderer:
             account=self._account(lease, table),
             qos=table.qos,
             nodes=nodes,
+            exclude=lease.exclude,
             cpus_per_node=max(1, gpus * table.cpus_per_gpu),
             gpus_per_node=gpus,
             gres_type=gres_type,

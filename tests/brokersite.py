@@ -33,6 +33,7 @@ def render(lease: fleet.Lease) -> slurm.JobSpec:
         stamp=slurm.Stamp(lease.cluster, lease.lease_id, lease.kind.value, lease.team),
         account=lease.team,
         gpus_per_node=lease.gpus,
+        exclude=lease.exclude,
     )
 
 

@@ -15,6 +15,7 @@ class RequestLease:
         nodes: whole nodes; 0: `gpus` on any one node.
         walltime_s: 0: as the settings say; less where a window comes before that.
         time_min_s: the least walltime that is still useful, so that Slurm can start it sooner; 0: none.
+        exclude: cordoned nodes.
     """
 
     kind: fleet.LeaseKind
@@ -24,6 +25,7 @@ class RequestLease:
     nodes: int = 0
     walltime_s: int = 0
     time_min_s: int = 0
+    exclude: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,6 +146,15 @@ class Quarantine:
     reason: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class CordonNode:
+    """Keep off a node until `until_us`."""
+
+    node: str
+    until_us: int
+    reason: str
+
+
 Action = (
     RequestLease
     | AdoptLease
@@ -159,4 +170,5 @@ Action = (
     | MarkLost
     | CloseSlot
     | Quarantine
+    | CordonNode
 )

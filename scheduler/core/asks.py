@@ -90,7 +90,8 @@ def ask(
         reason += f"; it ends before {window}"
     dedicated = deployment.spec.dedicated
     time_min = min(least, cut or whole)
-    return actions.RequestLease(kind, gpus, reason, dedicated, nodes, cut, time_min), ""
+    exclude = tuple(sorted(snap.cordoned))
+    return actions.RequestLease(kind, gpus, reason, dedicated, nodes, cut, time_min, exclude), ""
 
 
 def held_gpus(snap: snapshot.Snapshot, rolling: frozenset[str]) -> int:

@@ -100,6 +100,7 @@ def fill(
         taken += asks.crossing(snap, settings)
     yield from taken
     gone = rolling | {action.lease_id for action in taken}
+    gone |= {held.lease.lease_id for held in snap.leases if snap.cordoned & set(held.lease.nodes)}
     available = placement.rooms(
         snap,
         silent_s=settings.agent_silent_s,

@@ -13,6 +13,7 @@ from typing import Protocol
 from scheduler.core import (
     actions,
     autoscale,
+    cordons,
     filling,
     ladder,
     leases,
@@ -25,7 +26,7 @@ from scheduler.core import (
 )
 
 
-class Settings(filling.Settings, roles.Settings, targets.Settings, Protocol):
+class Settings(filling.Settings, roles.Settings, targets.Settings, cordons.Settings, Protocol):
     """What the planner needs to be told; `scheduler.runtime.settings.Settings` is one."""
 
 
@@ -62,6 +63,7 @@ def plan(snap: snapshot.Snapshot, settings: Settings) -> Plan:
     if snap.settling:
         notes.append("new leader: waiting for agents to come back")
         return Plan(tuple(todo), tuple(notes), snap.ladder_memory, snap.scale_memory, snap.lent_at)
+    todo += cordons.suspects(snap, settings)
     todo += unwanted.late(snap, settings)
     counted = members.counted(snap, rollover.rolling(snap, settings))
     wanted = targets.decide(snap, settings, counted)

@@ -156,6 +156,7 @@ class Snapshot:
         backlogs: model to its batch work.
         scale_memory: deployment to the autoscaler's memory.
         lent_at: when shares of batch last moved, monotonic seconds.
+        cordoned: nodes that are kept off now.
         starts: deployment to the seconds that its replicas lately took from order to serving.
     """
 
@@ -188,4 +189,5 @@ class Snapshot:
         default_factory=dict
     )
     lent_at: float | None = None
+    cordoned: frozenset[str] = frozenset()
     starts: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)

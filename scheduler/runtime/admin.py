@@ -14,7 +14,7 @@ import pydantic
 from sqlalchemy import exc
 
 from scheduler.contracts import clock, errors, fleet, ports, requests, times
-from scheduler.runtime.registry import keys, store
+from scheduler.runtime.registry import cordons, keys, store
 
 MAX_REPLICAS = 10_000  # far above any site; a slip of the finger must not flood Slurm with jobs
 
@@ -55,6 +55,14 @@ class Scale(pydantic.BaseModel):
     version: Name | None = None
 
 
+class Cordon(pydantic.BaseModel):
+    """Why a node is kept off."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    reason: Name = pydantic.Field(min_length=1)
+
+
 def router(
     registry: store.Registry, source: ports.FleetSource, time: clock.Clock
 ) -> fastapi.APIRouter:
@@ -63,6 +71,7 @@ def router(
     _add_reads(routes, registry, source, time)
     _add_keys(routes, registry, time)
     _add_changes(routes, registry)
+    _add_nodes(routes, registry, time)
     return routes
 
 
@@ -124,10 +133,6 @@ def _add_reads(
         found = registry.holdings.leases()
         open_ones = [item for item in found if all or item.state is not fleet.LeaseState.ENDED]
         return {"leases": [dataclasses.asdict(lease) for lease in open_ones]}
-
-    @routes.get("/nodes")
-    def nodes(who: Reader) -> dict[str, Any]:
-        return _fact(registry, "nodes", {"nodes": [], "error": "no broker has led here yet"})
 
     @routes.get("/queue")
     def queue(who: Reader) -> dict[str, Any]:
@@ -213,6 +218,31 @@ def _add_changes(routes: fastapi.APIRouter, registry: store.Registry) -> None:
     def drain(who: Admin, replica_id: str) -> dict[str, Any]:
         registry.holdings.ask_drain(replica_id)
         return {"replica_id": replica_id, "drain": True}
+
+
+def _add_nodes(routes: fastapi.APIRouter, registry: store.Registry, time: clock.Clock) -> None:
+    @routes.get("/nodes")
+    def nodes(who: Reader) -> dict[str, Any]:
+        now_us = time.wall_us()
+        held = {
+            node: dataclasses.asdict(cordon)
+            for node, cordon in registry.cordons.all().items()
+            if cordon.holds(now_us)
+        }
+        told = _fact(registry, "nodes", {"nodes": [], "error": "no broker has led here yet"})
+        named = [{**node, "cordon": held.pop(node["name"], None)} for node in told["nodes"]]
+        return {**told, "nodes": named, "cordons_elsewhere": list(held.values())}
+
+    @routes.post("/nodes/{node}/cordon")
+    def cordon(who: Admin, node: str, wish: Cordon) -> dict[str, Any]:
+        made = cordons.Cordon(node, wish.reason, who.user, time.wall_us())
+        registry.cordons.add(made)
+        return dataclasses.asdict(made)
+
+    @routes.post("/nodes/{node}/uncordon")
+    def uncordon(who: Admin, node: str) -> dict[str, Any]:
+        registry.cordons.end(node, who.user, time.wall_us())
+        return {"node": node, "cordoned": False}
 
 
 def model_list(registry: store.Registry, source: ports.FleetSource) -> list[dict[str, Any]]:

@@ -15,9 +15,10 @@ from sqlalchemy import exc
 from scheduler.contracts import clock, fleet, ids, slurm
 from scheduler.core import actions, plan, replicas, snapshot
 from scheduler.runtime import entries, lease_acts, live, settings, writer
-from scheduler.runtime.registry import database, store
+from scheduler.runtime.registry import cordons, database, store
 
 log = logging.getLogger(__name__)
+BY_US = "forebay"  # who cordons a node that no admin did
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Applier:
             actions.MarkLost: self._mark_lost,
             actions.CloseSlot: self._close_slot,
             actions.Quarantine: self._quarantine,
+            actions.CordonNode: self._cordon_node,
         }
 
     async def apply(self, made: plan.Plan) -> tuple[Result, ...]:
@@ -294,6 +296,13 @@ class Applier:
             else deployment
             for deployment in self._live.deployments
         )
+
+    async def _cordon_node(self, action: actions.CordonNode) -> None:
+        cordon = cordons.Cordon(
+            action.node, action.reason, BY_US, self._time.wall_us(), action.until_us
+        )
+        await asyncio.to_thread(self._registry.cordons.add, cordon, epoch=self._live.epoch)
+        self._live.cordons = {**self._live.cordons, action.node: cordon}
 
 
 def describe(action: actions.Action) -> str:

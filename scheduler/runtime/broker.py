@@ -193,6 +193,7 @@ class Leader:
         deployments = await asyncio.to_thread(registry.catalog.deployments)
         routes = await asyncio.to_thread(registry.catalog.routes, self.live.cluster)
         drains = await asyncio.to_thread(registry.holdings.drains)
+        self.live.cordons = await asyncio.to_thread(registry.cordons.all)
         timetable = await asyncio.to_thread(registry.timetable.all)
         self.live.scheduled = schedules.in_force(timetable, self._time.wall_us())
         for replica_id in drains & self.live.replicas.keys():

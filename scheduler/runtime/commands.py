@@ -8,7 +8,14 @@ from urllib import parse
 
 from accounting import billing_commands
 from scheduler.contracts import command_line, ports, requests, times
-from scheduler.runtime import job_commands, listing, model_commands, quota_commands, schedule_commands
+from scheduler.runtime import (
+    job_commands,
+    listing,
+    model_commands,
+    node_commands,
+    quota_commands,
+    schedule_commands,
+)
 
 KINDS = ("models", "replicas", "leases", "nodes", "queue", "quotas", "plan", "events")
 Doctor = Callable[[TextIO], int]  # what is done on this host, without a gateway
@@ -24,6 +31,7 @@ _EXAMPLES = """examples:
   fctl apply -f models.yaml --dry-run
   fctl drain r-0123456789ab     take a replica away, another one is started
   fctl resume chat              end a model's quarantine
+  fctl cordon n[3-4] fan noise  keep off nodes; uncordon: use them again
   fctl rate add output=1.50 from=2026-12-01 reason='list of December'
   fctl doctor                   what in this Slurm would slow reclaiming
   fctl rebuild                  make accounting.duckdb again from the Parquet files
@@ -104,6 +112,7 @@ def parser() -> command_line.Parser:
     billing_commands.add(commands)
     quota_commands.add(commands)
     job_commands.add(commands)
+    node_commands.add(commands)
     schedule_commands.add(commands)
     model_commands.add(commands)
     return made

@@ -78,6 +78,7 @@ class LeaseActs:
             reason=action.reason,
             whole_nodes=action.nodes,
             time_min_s=action.time_min_s,
+            exclude=action.exclude,
         )
         await self._writes.save_lease(lease)
         now = self._time.monotonic()

@@ -45,11 +45,14 @@ def rows(what: str, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [
             {
                 "node": node["name"],
-                "state": "+".join([node["state"], *node["flags"]]),
+                "state": "+".join(
+                    [node["state"], *node["flags"], *(["cordoned"] if node["cordon"] else [])]
+                ),
                 "gpus": _known(node["gpus"]),
                 "free": _known(node["gpus_free"]),
                 "type": node["gres_type"] or "any",
                 "partitions": ",".join(node["partitions"]),
+                "reason": node["cordon"]["reason"] if node["cordon"] else node["reason"],
             }
             for node in answer["nodes"]
         ]

@@ -12,7 +12,7 @@ from scheduler.contracts import fleet, ids, ports, slurm, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.core import autoscale, backoff, floors, ladder, replicas, snapshot
 from scheduler.runtime import arrivals, entries, forecasts, hosts, reported, scaling
-from scheduler.runtime.registry import holdings
+from scheduler.runtime.registry import cordons, holdings
 
 log = logging.getLogger(__name__)
 GONE_KEPT = 10_000  # replicas that have ended and that a late report may still name
@@ -55,6 +55,7 @@ class Live:
         self.scale_memory: Mapping[tuple[str, str], autoscale.Memory] = {}
         self.lent_at: float | None = None
         self.batch_work: Mapping[str, ports.BatchWork] = {}
+        self.cordons: Mapping[str, cordons.Cordon] = {}
         self.scheduled: tuple[floors.Floor, ...] = ()
         self.learned = forecasts.Learned()
         self.starts = scaling.Starts()

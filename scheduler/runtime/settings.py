@@ -49,6 +49,13 @@ class Settings:
         unit="s",
         least=1,
     )
+    cordon_s: float = settings.setting(
+        1800.0,
+        "How long a node that took an agent with it is kept off: no lease is asked for on it, nothing new "
+        "starts there. `fctl uncordon NODE` ends it; 0: no node is.",
+        unit="s",
+        least=0,
+    )
     agent_connect_s: float = settings.setting(
         60.0,
         "A running lease whose agent has not come by then is given back.",

@@ -160,6 +160,9 @@ def collect(
         backlogs=_backlogs(picture, time.wall_us()),
         scale_memory=picture.scale_memory,
         lent_at=picture.lent_at,
+        cordoned=frozenset(
+            node for node, cordon in picture.cordons.items() if cordon.holds(time.wall_us())
+        ),
         starts=picture.starts.cold(),
     )
 

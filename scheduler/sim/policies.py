@@ -14,6 +14,7 @@ class Planner:
     stats_stale_s: float = 1.0
     agent_silent_s: float = 5.0
     agent_lost_s: float = 30.0
+    cordon_s: float = 1800.0
     agent_connect_s: float = 60.0
     absent_polls: int = 3
     ttft_slo_ms: float = 500.0

@@ -1,0 +1,53 @@
+"""fctl cordon and uncordon: nodes that Forebay is to keep off, or to use again."""
+
+from typing import Any, TextIO
+from urllib import parse
+
+from scheduler.contracts import command_line, ports
+from slurm_plugins import hostlist
+
+
+def add(commands: Any) -> None:
+    """Add the commands to fctl's parser."""
+    cordon = commands.add_parser(
+        "cordon",
+        help="keep off nodes: no lease is asked for there, nothing new starts",
+        description="Keep off nodes. What runs there goes on; `fctl drain` takes it away.",
+    )
+    cordon.add_argument("nodes", help="one, or several as Slurm writes them: n[1-3],n7")
+    cordon.add_argument("reason", nargs="+", help="for those who look later")
+    uncordon = commands.add_parser("uncordon", help="use nodes again")
+    uncordon.add_argument("nodes", help="as for cordon")
+    for made, act in ((cordon, _cordon), (uncordon, _uncordon)):
+        made.add_argument("--json", action="store_true", help="print JSON")
+        made.set_defaults(act=act)
+
+
+def _cordon(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
+    reason = " ".join(args.reason)
+    for node in _nodes(args.nodes):
+        answer = api.call("POST", _path(node, "cordon"), json={"reason": reason}).json
+        _done(args, out, answer, f"{node}: cordoned")
+
+
+def _uncordon(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
+    for node in _nodes(args.nodes):
+        _done(args, out, api.call("POST", _path(node, "uncordon")).json, f"{node}: used again")
+
+
+def _nodes(text: str) -> list[str]:
+    try:
+        return list(hostlist.expand(text))
+    except hostlist.HostlistError as error:
+        raise command_line.CommandError(str(error)) from error
+
+
+def _path(node: str, verb: str) -> str:
+    return f"/admin/nodes/{parse.quote(node, safe='')}/{verb}"
+
+
+def _done(args: Any, out: TextIO, answer: Any, words: str) -> None:
+    if args.json:
+        command_line.print_json(answer, out)
+    else:
+        print(words, file=out)
