@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 
 from engines import link, places, private
-from engines.agent import ledger, server, slots, spec
+from engines.agent import ledger, server, shelf, slots, spec
 from engines.replica import work as works
 from scheduler.contracts import clock, fleet, ports, usage
 from scheduler.contracts.v1 import control_pb2 as pb
@@ -52,6 +52,7 @@ class Agent:
         self._close = asyncio.Event()
         self._slots: dict[str, slots.Slot] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._shelf = shelf.Shelf(told.options, self._told_of_weights)
         self._means: slots.Means | None = None
         self._waiting: pb.LeaseDesired | None = None
         token_file = private.folder(Path(told.run_dir)) / "slots.token"
@@ -87,7 +88,12 @@ class Agent:
             at_us=self._ledger.now_us(),
             slots=[slot.report for slot in self._slots.values()],
             closing=self._closing,
+            weights=self._shelf.report(),
+            weights_done=self._shelf.done,
         )
+
+    def _told_of_weights(self) -> None:
+        self._link.changed()
 
     def take(self, desired: pb.LeaseDesired) -> None:
         """Follow a desired state, unless it is of an older leader or of another lease."""
@@ -101,6 +107,7 @@ class Agent:
             self._waiting = desired
         elif not self._closing:
             self._reconcile(desired, self._means)
+        self._shelf.take(desired)
         if desired.close:
             self._leave("asked")
         self._changed()
@@ -186,6 +193,7 @@ class Agent:
         means = self._means = self._with(address)
         background = [
             asyncio.create_task(self._link.run()),
+            asyncio.create_task(self._shelf.run()),
             asyncio.create_task(
                 self._ledger.run(self._told.options.ledger_s, self._told.options.ledger_pulse_s)
             ),

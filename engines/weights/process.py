@@ -26,6 +26,8 @@ Tell = Callable[[Mapping[str, Any]], None]
 
 def run(asked: task.Task, tell: Tell, pause: Callable[[float], None] = time.sleep) -> int:
     """Stage until it is done, or can never be; returns the exit code."""
+    if asked.verify:
+        return verify(asked, tell)
     attempt = 0
     while True:
         try:
@@ -45,6 +47,27 @@ def run(asked: task.Task, tell: Tell, pause: Callable[[float], None] = time.slee
             continue
         tell({"done": dataclasses.asdict(done)})
         return 0
+
+
+def verify(asked: task.Task, tell: Tell) -> int:
+    """Compare staged weights with their manifest; damaged ones leave, so that they are staged anew."""
+    try:
+        where = store.Store(Path(asked.root))
+        size, wrong = staging.compared(where, asked.order.key)
+    except (weights.WeightsError, OSError) as error:
+        tell({"failed": _line(error)})
+        return 1
+    if wrong:
+        gone = where.evict(asked.order.key)
+        then = (
+            "removed, and staged anew when it is wanted"
+            if gone
+            else "in use: drain its replicas, then remove it"
+        )
+        tell({"failed": f"{asked.order.uri}: {wrong} is damaged on this disk: {then}"})
+        return 1
+    tell({"done": {"size": size}})
+    return 0
 
 
 def _now_and_then(tell: Tell) -> Callable[[int, int], None]:

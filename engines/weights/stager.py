@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -73,12 +74,52 @@ class Stager:
                 return use
             await self.fetch(what.weights, what.weights_digest, told)
 
-    async def fetch(self, uri: str, digest: str, told: Told) -> Mapping[str, Any]:
+    async def fetch(
+        self, uri: str, digest: str, told: Told, *, ahead: bool = False, patient: bool = True
+    ) -> Mapping[str, Any]:
         """Have weights on the disk; returns what the staging says of itself (`staging.Done`).
+
+        Args:
+            uri: their place.
+            digest: that they must have, or "".
+            told: called with a line that says how far it is, or why it waits.
+            ahead: nobody waits for it: nothing is evicted for it.
+            patient: wait for a place that is down; else it is refused.
 
         Raises:
             Refused: they can't be had as they are.
         """
+        asked = self._task(uri, digest, ahead=ahead)
+        asked = dataclasses.replace(asked, patience=-1 if patient else 0)
+        return await self._run(asked, lambda news: told(_words(uri, news)))
+
+    async def verify(self, uri: str, digest: str) -> str:
+        """Read staged weights anew and compare them with their manifest; returns what came of it.
+
+        Raises:
+            Refused: they are not there, or damaged: gone from the disk then, and staged anew when wanted.
+        """
+        asked = dataclasses.replace(self._task(uri, digest), verify=True)
+        done = await self._run(asked, lambda news: None)
+        return f"whole, {done['size'] / GB:.2f} GB"
+
+    def remove(self, uri: str, digest: str) -> str:
+        """Remove staged weights; returns what came of it.
+
+        Raises:
+            Refused: they are in use, or not there.
+        """
+        key = weights.key(uri, digest)
+        where = self.open()
+        if where.about(key) is None:
+            raise Refused(f"{uri}: not on this node's disk")
+        if not where.evict(key):
+            raise Refused(f"{uri}: in use on this node: drain its replicas first")
+        return "removed"
+
+    async def _run(
+        self, asked: task.Task, told: Callable[[Mapping[str, Any]], None]
+    ) -> Mapping[str, Any]:
         opened = subprocess.Popen(  # noqa: ASYNC220 - asyncio's own would start a thread to wait for it
             [sys.executable, "-P", "-m", "engines.weights"],
             stdin=subprocess.PIPE,
@@ -92,7 +133,7 @@ class Stager:
         )
         try:
             if opened.stdin is not None:
-                opened.stdin.write(self._task(uri, digest).to_json().encode() + b"\n")
+                opened.stdin.write(asked.to_json().encode() + b"\n")
                 opened.stdin.close()
             while line := await reader.readline():
                 news = json.loads(line)
@@ -101,15 +142,17 @@ class Stager:
                     return done
                 if "failed" in news:
                     raise Refused(str(news["failed"]))
-                told(_words(uri, news))
-            raise Refused(f"{uri}: its staging ended without a word: see the slot's log")
+                told(news)
+            raise Refused(
+                f"{asked.order.uri}: its staging ended without a word: see the slot's log"
+            )
         finally:
             transport.close()
             with contextlib.suppress(ProcessLookupError):
                 opened.send_signal(signal.SIGKILL)
             opened.wait()
 
-    def _task(self, uri: str, digest: str) -> task.Task:
+    def _task(self, uri: str, digest: str, *, ahead: bool = False) -> task.Task:
         options = self._options
         order = task.Order(
             uri,
@@ -118,6 +161,7 @@ class Stager:
             budget=round(options.weights_budget_gb * GB),
             reserve=round(options.weights_reserve_gb * GB),
             unsafe=options.weights_unsafe,
+            ahead=ahead,
         )
         return task.Task(str(self._root), order, places(options))
 

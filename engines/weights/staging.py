@@ -182,6 +182,8 @@ class Staging:
                     f"{verdict.lacking / gb:.1f} GB: "
                     "what is there is in use"
                 )
+            if verdict.victims and self._order.ahead:
+                raise NoRoom(f"{self._order.uri}: no room without evicting {verdict.victims[0]}")
             for key in verdict.victims:
                 if not self._store.evict(key):
                     raise NoRoom(
@@ -250,15 +252,9 @@ class Staging:
         self._step("noted")
 
     def _hashed(self, name: str) -> weights.File:
-        """Return a file's SHA-256, read from the disk."""
-        digest = hashlib.sha256()
-        path = self._folder / name
-        with path.open("rb", buffering=0) as file:
-            while block := file.read(_HASH_BLOCK):
-                digest.update(block)
-            os.fsync(file.fileno())
+        found = hashed(self._folder, name, sync=True)
         self._step("hashed")
-        return weights.File(name, path.stat().st_size, digest.hexdigest())
+        return found
 
     def _again(
         self,
@@ -300,6 +296,40 @@ class Staging:
         self._step("renamed")
         _sync(target.parent)
         _sync(self._folder.parent)
+
+
+def hashed(folder: Path, name: str, *, sync: bool = False) -> weights.File:
+    """Return a file's size and SHA-256, read from the disk, with everything of it on the disk if ``sync``."""
+    digest = hashlib.sha256()
+    size = 0
+    with (folder / name).open("rb", buffering=0) as file:
+        while block := file.read(_HASH_BLOCK):
+            digest.update(block)
+            size += len(block)
+        if sync:
+            os.fsync(file.fileno())
+    return weights.File(name, size, digest.hexdigest())
+
+
+def compared(where: store.Store, key: str) -> tuple[int, str]:
+    """Return the bytes of published weights, and the first file that is not as their manifest says, or "".
+
+    Raises:
+        weights.WeightsError: they are not there.
+    """
+    folder = where.models(key)
+    try:
+        said = weights.Manifest.read((folder / weights.MANIFEST).read_bytes(), str(folder))
+    except OSError as error:
+        raise weights.WeightsError(f"{folder}: not on this node's disk") from error
+    for file in said.files:
+        try:
+            right = hashed(folder, file.name) == file
+        except OSError:
+            right = False
+        if not right:
+            return said.size, file.name
+    return said.size, ""
 
 
 def _expected(said: weights.Manifest | None, found: Mapping[str, sources.Found]) -> dict[str, str]:

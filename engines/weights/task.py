@@ -38,6 +38,7 @@ class Order:
         budget: most bytes of all weights on the disk, 0: no bound but the disk.
         reserve: bytes of the disk that stay free.
         unsafe: whether the site lets pickled weights in.
+        ahead: nobody waits for it: evict nothing for it.
     """
 
     uri: str
@@ -47,6 +48,7 @@ class Order:
     budget: int = 0
     reserve: int = 0
     unsafe: bool = False
+    ahead: bool = False
 
     @property
     def key(self) -> str:
@@ -62,6 +64,7 @@ class Task:
         root: the folder of the node's weights.
         order: what to stage.
         options: how places are reached.
+        verify: do not stage, but compare what is on the disk with its manifest.
         patience: how many times a place that does not answer is asked again; -1: for ever.
     """
 
@@ -69,6 +72,7 @@ class Task:
     order: Order
     options: Options = dataclasses.field(default_factory=Options)
     patience: int = -1
+    verify: bool = False
 
     def to_json(self) -> str:
         """Return it as JSON."""
