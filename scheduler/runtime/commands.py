@@ -15,6 +15,7 @@ from scheduler.runtime import (
     node_commands,
     quota_commands,
     schedule_commands,
+    weights_commands,
 )
 
 KINDS = ("models", "replicas", "leases", "nodes", "queue", "quotas", "plan", "events")
@@ -114,6 +115,7 @@ def parser() -> command_line.Parser:
     job_commands.add(commands)
     node_commands.add(commands)
     schedule_commands.add(commands)
+    weights_commands.add(commands)
     model_commands.add(commands)
     return made
 

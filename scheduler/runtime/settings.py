@@ -198,6 +198,12 @@ class Settings:
     drain_s: float = settings.setting(
         30.0, "How long a replica that is to stop may finish its streams.", unit="s", least=0
     )
+    prestage_models: int = settings.setting(
+        4,
+        "Sets of weights that the node of each lease stages before a replica wants them, those with the most "
+        "replicas first; they take only room that nobody needs. 0: none.",
+        least=0,
+    )
     restart_backoff_s: float = settings.setting(
         1.0,
         "Pause before a dead replica is started anew; doubles with each failed start.",

@@ -68,7 +68,8 @@ def _named(registry: store.Registry, wish: Wish) -> tuple[str, str]:
     spec = found[0]
     if not weights.staged(spec.weights):
         raise errors.BadRequest(
-            f"{wish.name}: its weights are loaded from {spec.weights or 'nowhere'} and never staged: name them as "
+            f"{wish.name}: its weights are loaded from {spec.weights or 'nowhere'} and never "
+            "staged: name them as "
             "file://, s3:// or hf:// to have them on nodes' disks"
         )
     return spec.weights, spec.weights_digest
