@@ -21,6 +21,7 @@ from scheduler.runtime import (
     model_routes,
     quota_routes,
     schedule_routes,
+    weights_routes,
 )
 from scheduler.runtime.models import service
 from scheduler.runtime.registry import database, store
@@ -60,6 +61,7 @@ class Site:
         known = quota_routes.Site(self.registry, self.time, tuple, frozenset({"forebay"}))
         app.include_router(quota_routes.router(known))
         app.include_router(schedule_routes.router(self.registry, self.time))
+        app.include_router(weights_routes.router(self.registry, self.time))
         app.include_router(
             model_routes.router(
                 service.Site(self.registry, self.time, adapter_folders=("/adapters",))
