@@ -1,6 +1,7 @@
 """Starts slots in a lease: as Slurm job steps (`SrunLauncher`) or as local processes (`LocalLauncher`)."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ _BOUND = (
     "os.getppid() == int(sys.argv[1]) or os._exit(70); os.execvp(sys.argv[2], sys.argv[2:])"
 )
 _POLL_S = 0.02
+KILLED_S = 2.0  # from SIGKILL at a step to srun's end; it takes 0.2 s
 _SCANCEL_TIMEOUT_S = 10.0
 # Inherited from the batch script, these would set defaults of the step against its own options.
 _DROPPED = ("SLURM_CPU_BIND", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_MEM_PER_NODE",
@@ -60,14 +62,29 @@ class SrunStep:
         await self._scancel("--signal=TERM")
 
     async def kill(self) -> None:
-        """End the tasks for good; where the controller does not answer, through srun."""
-        if self._process.poll() is not None:
-            return
-        try:
+        """End the tasks for good; where Slurm does not, through srun, and srun with them.
+
+        The controller may not answer, or the step's slurmstepd be gone: then nobody ever tells srun.
+        """
+        with contextlib.suppress(slurm.SlurmUnavailable):
             await self._scancel("--signal=KILL")
-        except slurm.SlurmUnavailable:
-            # srun tells the node directly, and gives its tasks no time.
-            self._process.send_signal(signal.SIGTERM)
+            if await self._ends():
+                return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            # By SIGTERM it tells the node directly, and gives its tasks no time.
+            if self._process.poll() is None:
+                children.signal_group(self._process.pid, number)
+                if await self._ends():
+                    return
+
+    async def _ends(self) -> bool:
+        """Return whether srun ends within a moment."""
+        try:
+            async with asyncio.timeout(KILLED_S):
+                await self.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _scancel(self, option: str) -> None:
         if self._process.poll() is not None:
