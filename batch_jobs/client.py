@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 import urllib.parse
 from types import TracebackType
 from typing import Protocol, Self
@@ -11,6 +12,7 @@ from scheduler.contracts import frames, requests
 
 _CONNECT_S = 10.0
 _HEADS = 1_024  # jobs' heads that are kept
+_PLAIN = re.compile(r"[A-Za-z0-9_.~-]+", re.ASCII).fullmatch  # ids that quoting leaves as they are
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,7 +93,9 @@ class HttpSender:
             payload = begun.into(payload)
             if begun.version:
                 more = f"X-Forebay-Version: {_quoted(begun.version)}\r\n"
-        custom_id = urllib.parse.quote(work.line.custom_id, safe="")
+        custom_id = work.line.custom_id
+        if not _PLAIN(custom_id):
+            custom_id = urllib.parse.quote(custom_id, safe="")
         tail = f"X-Forebay-Custom-Id: {custom_id}\r\n{more}Content-Length: {len(payload)}\r\n\r\n"
         try:
             connection = await self._pool.get()

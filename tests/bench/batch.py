@@ -83,6 +83,7 @@ async def run_batch(
     argv = [
         str(engine_vllm.python(engine_vllm.NEWEST)), "-P", "-m", "tests.bench.batch_peer", str(folder),
         "-i", str(data), "-o", str(out), "--model", str(weights), "--served-model-name", "chat",
+        "--max-num-seqs", str(SEATS),
     ]  # fmt: skip
     for name, value in engine.items():
         argv += [f"--{name}"] if value is True else [f"--{name}", str(value)]
@@ -205,7 +206,7 @@ async def run_arm(
     server: engine_vllm.ForkServer, home: Path, data: Path, name: str, pool: str
 ) -> dict[str, Any]:
     """Run one arm on an engine of its own."""
-    engine = {**ARGUMENTS, "max-num-seqs": SEATS, "kv-cache-memory-bytes": pool}
+    engine = {**ARGUMENTS, "kv-cache-memory-bytes": pool}
     spec = engine_vllm.spec(home.parent, seats=SEATS, reserved_seats=0, engine_args=engine)
     if name.endswith(batch_report.ARMS[0]):
         return await run_batch(home, data, Path(spec.weights), engine)

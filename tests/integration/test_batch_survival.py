@@ -1,95 +1,140 @@
-"""kill -9 of gateway, replica and runner at seeded points: each answer once, and token for token the same."""
+"""kill -9 of broker, gateway, runner and replica at seeded points: each answer once, token for token equal.
 
-import asyncio
-import json
+One installation on the embedded Slurm for all seeds. Each job loses every part once, in an order and at
+points that its seed says, so five seeds are twenty points.
+"""
+
+import dataclasses
+import functools
 import random
-import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from batch_jobs import model, results
-from tests.integration import batch_site
+from batch_jobs import store as stores
+from scheduler.runtime.registry import database
+from tests.integration.whole import batches, processes, running, waiting
 from tests.unit.batch_jobs import world
 
-LINES = 24
-SCALE = 0.05  # of the simulated engine's own pace
-SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(8, 200))]
+pytestmark = pytest.mark.timeout(300)
+LINES = 40
+PARTS = ("broker", "gateway", "batchd", "replica")
+SEEDS = [*range(5), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(5, 50))]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kill:
+    """One kill: of which part, after how many answers, and how many seconds later."""
+
+    part: str
+    after: int
+    later_s: float
+
+
+@dataclasses.dataclass
+class Site:
+    """The installation, its jobs as the registry has them, and the answers of an undisturbed run."""
+
+    house: running.Running
+    store: stores.Store
+    undisturbed: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def run(self, kills: Sequence[Kill]) -> tuple[model.BatchJob, list[Any], list[Any]]:
+        """Run the file to its end; returns the job, its answers and its failed lines."""
+        job_id = waiting.eventually(self._submitted, "a gateway that takes a job")
+        for kill in kills:
+            waiting.eventually(functools.partial(self._reached, job_id, kill.after), f"{kill}")
+            time.sleep(kill.later_s)  # the point lies within a line's tokens, not at their end
+            waiting.eventually(functools.partial(self._killed, kill.part), f"{kill.part} to kill")
+        job = waiting.eventually(lambda: self._ended(job_id), f"the end of job {job_id}", 150)
+        assert job is not None
+        good = world.file_lines(self.house.state, job_id, results.OUTPUT)
+        return job, good, world.file_lines(self.house.state, job_id, results.ERRORS)
+
+    def _submitted(self) -> int:
+        try:
+            answer = self.house.client.post(
+                self.house.http + batches.JOBS,
+                params={"options": "{}"},
+                content=data(),
+                headers={"Authorization": f"Bearer {self.house.admin_key}"},
+            )
+        except httpx.ConnectError:
+            return 0
+        assert answer.is_success, answer.text
+        return int(answer.json()["job_id"])
+
+    def _reached(self, job_id: int, answers: int) -> bool:
+        job = self.store.get(job_id)
+        return job is not None and (job.counts.ok >= answers or job.state.final)
+
+    def _killed(self, part: str) -> bool:
+        found = sorted(
+            (each for each in self.house.processes() if each.part == part), key=_pid
+        )  # a part that was just killed comes back first
+        if found:
+            found[-1].kill()
+        return bool(found)
+
+    def _ended(self, job_id: int) -> model.BatchJob | None:
+        job = self.store.get(job_id)
+        return job if job is not None and job.state.final else None
+
+
+def _pid(process: processes.Process) -> int:
+    return process.pid
 
 
 def data() -> bytes:
+    """Return a file whose lines differ in length and share nothing."""
     return b"".join(
-        world.line(f"c{n}", max_tokens=20 + 37 * n % 280, temperature=0, ignore_eos=True)
+        world.line(f"c{n}", max_tokens=10 + 13 * n % 90, temperature=0, ignore_eos=True)
         for n in range(LINES)
     )
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
-async def run(
-    folder: Path, kills: Sequence[tuple[str, int, float]], scale: float
-) -> tuple[model.BatchJob, list[dict[str, Any]], list[dict[str, Any]]]:
-    """Run the file; each kill is of a part, after so many answers, and so many seconds later."""
-    store = world.open_store(folder)
-    job_id = await asyncio.to_thread(world.AppApi(store, folder).submit, data())
-    parts = batch_site.Parts(folder, free_port(), job_id, scale)
-    try:
-        for part in ("replica", "gateway", "runner"):
-            parts.start(part)
-        for part, after, later_s in kills:
-            async with asyncio.timeout(150):
-                while True:
-                    job = store.must(job_id)
-                    if job.counts.ok >= after or job.state.final:
-                        break
-                    await asyncio.sleep(0.01)
-            await asyncio.sleep(later_s)
-            await parts.kill(part)
-            parts.start(part)
-        async with asyncio.timeout(150):
-            while not store.must(job_id).state.final:  # noqa: ASYNC110 - another process ends it
-                await asyncio.sleep(0.02)
-        return (
-            store.must(job_id),
-            world.file_lines(folder, job_id, results.OUTPUT),
-            world.file_lines(folder, job_id, results.ERRORS),
-        )
-    finally:
-        await parts.close()
-        store.close()
-
-
 def answers(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {line["custom_id"]: line["response"]["body"]["choices"] for line in lines}
+    """Return what each line was answered; fails if one stands twice."""
+    found = {line["custom_id"]: line["response"]["body"]["choices"] for line in lines}
+    assert len(found) == len(lines)
+    return found
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    job, good, bad = asyncio.run(run(tmp_path_factory.mktemp("undisturbed"), (), 0.0))
-    assert (job.counts.ok, bad) == (LINES, [])
-    return answers(good)
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """An installation that has answered the file once, undisturbed."""
+    folder: Path = tmp_path_factory.mktemp("survival")
+    slurm = {"client": "embedded", "embedded_kill_wait_s": 5.0}
+    house = running.Running(folder, slurm)
+    try:
+        house.up()
+        made = Site(house, stores.Store(database.Database(database.sqlite_url(house.state))))
+        job, good, bad = made.run(())
+        assert (job.counts.ok, bad) == (LINES, [])
+        made.undisturbed = answers(good)
+        yield made
+        made.store.close()
+    finally:
+        house.close()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_killed_anywhere_answers_are_those_of_a_run_that_nothing_disturbed(
-    tmp_path: Path, undisturbed: dict[str, Any], seed: int
+def test_killed_anywhere_answers_are_those_of_a_run_that_nothing_disturbed(
+    site: Site, seed: int
 ) -> None:
     chance = random.Random(seed)
-    victims = ["replica", "gateway", "runner"]
-    chance.shuffle(victims)
-    # Two kills of one replica could set a line aside as poisonous: each part dies once at most.
+    points = sorted(chance.randrange(LINES) for _ in PARTS)
+    # Two kills of one replica could set a line aside as poisonous: each part dies once.
+    order = chance.sample(PARTS, len(PARTS))
     kills = [
-        (victim, chance.randrange(LINES), chance.random() * 0.1)
-        for victim in victims[: chance.randint(1, 3)]
+        Kill(part, after, chance.random() * 0.3) for part, after in zip(order, points, strict=True)
     ]
-    job, good, bad = await run(tmp_path, kills, SCALE)
-    assert bad == [], json.dumps(bad[0])
-    assert len(good) == LINES
-    assert answers(good) == undisturbed
-    assert (job.state, job.counts.ok) == (model.State.COMPLETED, LINES)
+    job, good, bad = site.run(kills)
+    assert bad == []
+    assert answers(good) == site.undisturbed
+    assert (job.state, job.counts.ok, job.counts.failed) == (model.State.COMPLETED, LINES, 0)
