@@ -2,8 +2,9 @@
 
 `forebay gateway` with everything that it runs (registry, key, quotas, admission, routing, spool with its
 syncs, metrics), except that its connections are made here: a client's request is handed to the protocol,
-the replica's answer is ready, what is written is thrown away. So nothing but the gateway's code and its
-rows is in the figures, and short rounds can be compared on a machine with other work: the least counts.
+the replica's answer is ready, what is written is thrown away; tokens come on trunks, a step at a time.
+So nothing but the gateway's code and its rows is in the figures, and short rounds can be compared on a
+machine with other work: the least counts.
 
 Usage: ``python -m tests.bench.gateway_inside [--rounds 200] [--report FILE]``; the last line is JSON.
 With a report it measures again under cProfile, and writes where the time goes between the report's marks.
@@ -15,6 +16,7 @@ import contextlib
 import cProfile
 import gc
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -28,6 +30,7 @@ import uvloop
 from uvicorn import server as uvicorn_server
 
 from gateway import app, assembly, dependencies, hotpath, protocol, server
+from scheduler.contracts import trunks
 from tests.bench import (
     gateway_forebay,
     gateway_load,
@@ -36,6 +39,8 @@ from tests.bench import (
     report_marks,
 )
 
+_TRUNK = re.compile(trunks.HEADER.encode() + rb": ([^\r]+)", re.IGNORECASE)
+_STREAM = re.compile(rb'"stream": ?true')
 CONNECTIONS = 32
 REQUESTS = 32  # a round: short, so that some are not interrupted
 STREAMS = 64
@@ -80,9 +85,13 @@ class Wire(asyncio.Transport):
 
 
 class Loop(uvloop.Loop):
-    """Connects to replicas that are not there."""
+    """Connects to replicas that are not there.
 
-    streams: list[asyncio.Protocol]
+    Attributes:
+        trunks: the gateway's ends of trunks, with the numbers of their streams.
+    """
+
+    trunks: dict[str, tuple[asyncio.Protocol, list[int]]]
 
     async def create_connection(  # type: ignore[override]  # all that a hop asks for
         self, factory: Any, *_: Any, **__: Any
@@ -91,11 +100,23 @@ class Loop(uvloop.Loop):
         made = factory()
 
         def answer(_: Wire, data: bytes) -> None:
-            if b'"stream": true' in data or b'"stream":true' in data:
-                said = gateway_mock.FRAMED + gateway_mock.STREAM_BEGIN
-                self.streams.append(made)
-            else:
+            named = _TRUNK.search(data)
+            if data.startswith(b"POST " + trunks.PATH.encode()) and named is not None:
+                self.trunks[named[1].decode()] = made, []
+                said = gateway_mock.TRUNK
+            elif not _STREAM.search(data):
                 said = gateway_mock.WHOLE_FRAMED
+            elif named is None:
+                said = gateway_mock.FRAMED + gateway_mock.STREAM_BEGIN
+            else:
+                wanted = trunks.parse(named[1].decode())
+                assert wanted is not None
+                name, number = wanted
+                trunk, streams = self.trunks[name]
+                streams.append(number)
+                begin = gateway_mock.record(streams[-1], gateway_mock.FIRST_FRAMES)
+                self.call_soon(trunk.data_received, gateway_mock.chunk(begin))
+                said = gateway_mock.FRAMED
             self.call_soon(made.data_received, said)
 
         wire = Wire(answer)
@@ -180,25 +201,36 @@ async def measure(
         await asyncio.sleep(0.005)
     assert all(wire.seen > 200 for _, wire in clients)
     loop: Any = asyncio.get_running_loop()
-    loop.streams = []
     endless = gateway_load.bodies(stream_tokens=100_000)
     listeners = [client() for _ in range(STREAMS)]
-    begun = count.expect(STREAMS)
-    for made, _ in listeners:
-        ask(made, next(endless))
-    await begun
+    early = [client() for _ in range(8)]  # the first streams to a replica open its trunk
+    for some in (early, listeners):
+        begun = count.expect(len(some))
+        for made, _ in some:
+            ask(made, next(endless))
+        await begun
+        await asyncio.sleep(0.1)
+    steps = [
+        (
+            trunk.data_received,
+            gateway_mock.chunk(b"".join(gateway_mock.record(n, token) for n in streams)),
+        )
+        for trunk, streams in loop.trunks.values()
+        for token in gateway_mock.TOKEN_FRAMES[:1]
+    ]
+    assert sum(len(streams) for _, streams in loop.trunks.values()) == STREAMS
     tokens: list[float] = []
     for _ in range(rounds):
         began = time.process_time()
         with watched(profiles, "token"):
             for _ in range(TOKENS):
-                for stream in loop.streams:
-                    stream.data_received(gateway_mock.TOKEN_FRAMED)
+                for received, step in steps:
+                    received(step)
         tokens.append((time.process_time() - began) / STREAMS / TOKENS * 1e6)
         await asyncio.sleep(0.005)
     sent = rounds * TOKENS * len(gateway_mock.TOKEN)
     assert all(wire.seen > sent for _, wire in listeners)
-    for made, _ in listeners:
+    for made, _ in early + listeners:
         made.connection_lost(None)
     await gateway.path.drain(5.0)
     return {
@@ -221,6 +253,7 @@ def run(rounds: int, profiles: Profiles) -> dict[str, Any]:
     server.serve = inside
     with tempfile.TemporaryDirectory(prefix="forebay-inside-") as name:
         here = gateway_forebay.Site(Path(name), ["127.0.0.1:1", "127.0.0.1:2"])
+        Loop.trunks = {}
         with asyncio.Runner(loop_factory=Loop) as runner:
             runner.run(here.run(lambda news: None))
     return found
