@@ -101,6 +101,10 @@ format: ## put the code in order
 clean: ## remove what was built here
 	rm -rf build .venv .venv-vllm-*
 
+.PHONY: bench-calibration
+bench-calibration: setup ## the simulator's engine beside real vLLM on this machine, which must be quiet (ROUNDS=7, REPORT=1)
+	@.venv/bin/python -m tests.bench.calibration --rounds $(or $(ROUNDS),7) $(if $(REPORT),--report docs/bench/simulation.md)
+
 .PHONY: simulate-day
 simulate-day: ## a simulated day of two sites, policies side by side (30 minutes; QUICK=1, REPORT=1)
 	@.venv/bin/python -m tests.bench.simulation $(if $(QUICK),--quick) $(if $(REPORT),--report docs/bench/simulation.md)

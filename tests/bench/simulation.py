@@ -1,12 +1,14 @@
 """`make simulate-day`: the simulated day of the large site, policies side by side, and what they must show.
 
 The large site is scaled down by fleet and traffic together at three factors, which must converge, and it is
-checked by ten minutes at full scale in the morning's steep rise. Two processes share the work, the longest
-part first. The last line is JSON; ``--report`` writes the figures as a page.
+checked by ten minutes at full scale in the morning's steep rise, beside the same minutes of the largest
+factor. Processes share the work, the longest part first. The last line is JSON; ``--report`` writes the
+figures as a page. ``--keep`` keeps each part's result, so that a run that was cut off goes on where it was.
 """
 
 import argparse
 import dataclasses
+import functools
 import json
 import multiprocessing
 import os
@@ -21,6 +23,7 @@ from scheduler.sim import charts, policies, run, scenario
 
 FACTORS = (1 / 64, 1 / 32, 1 / 16)
 COMPARED = 1 / 32
+TEN_MINUTES_H = 1 / 6
 GOALS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "utilisation": ("mean GPU utilisation > 60 %", lambda r: r["utilisation"] > 0.6),
     "ttft": ("interactive TTFT p95 < 500 ms to 4k prompts", lambda r: r["ttft_ms"]["p95"] < 500),
@@ -45,7 +48,11 @@ class Part:
     factor: float
     hours: float = 0.0
     start_hour: float = -1.0
-    tick_s: float = run.CALM_TICK_S
+
+    @property
+    def file(self) -> str:
+        """Return the name of its kept result."""
+        return f"{self.group}-{self.name}".replace("/", "of").replace(" ", "-") + ".json"
 
     def site(self) -> scenario.Scenario:
         """Return the site to simulate."""
@@ -65,11 +72,8 @@ def parts(*, quick: bool) -> list[Part]:
     ]
     found += [Part("policies", name, "large-site", name, compared) for name in policies.POLICIES]
     found.append(Part("chat_platform", "full", "chat-platform", "full", 0.25))
-    found.append(
-        Part(
-            "full_scale", "full", "large-site", "full", 1.0, hours=1 / 6, start_hour=9.0, tick_s=0.2
-        )
-    )
+    for name, factor in (("full scale", 1.0), (f"1/{round(1 / factors[-1])}", factors[-1])):
+        found.append(Part("ten_minutes", name, "large-site", "full", factor, TEN_MINUTES_H, 9.0))
     for name in ("azure-conversation", "azure-code", "mooncake-conversation"):
         found += [Part("traces", f"{name} {each}", name, each, 1.0) for each in ("static", "full")]
     return sorted(found, key=_weight, reverse=True)
@@ -84,10 +88,22 @@ def simulate(part: Part) -> tuple[Part, dict[str, Any], list[Any]]:
     """Run one simulation."""
     began = time.process_time()
     site = part.site()
-    result, books = run.simulate(site, part.policy, tick_s=part.tick_s)
+    result, books = run.simulate(site, part.policy)
     result["gpus"] = site.fleet.gpus
     result["cpu_s"] = round(time.process_time() - began, 1)
     return part, result, books.line
+
+
+def kept(folder: Path | None, part: Part) -> tuple[Part, dict[str, Any], list[Any]]:
+    """Return a part's result: from ``folder`` if it is there, else simulated, and then kept there."""
+    file = folder / part.file if folder else None
+    if file is not None and file.exists():
+        result, line = json.loads(file.read_text())
+        return part, result, line
+    done = simulate(part)
+    if file is not None:
+        file.write_text(json.dumps(done[1:]))
+    return done
 
 
 def converged(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
@@ -135,12 +151,16 @@ def main(argv: list[str]) -> int:
     options.add_argument("--quick", action="store_true", help="one factor: about five minutes")
     options.add_argument("--report", type=Path, help="write docs/bench/simulation.md here")
     options.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
+    options.add_argument("--keep", type=Path, help="keep each part's result in this folder")
     asked = options.parse_args(argv)
+    if asked.keep is not None:
+        asked.keep.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     found: dict[str, Any] = {}
     lines: dict[str, Any] = {}
     with multiprocessing.get_context("spawn").Pool(asked.processes) as pool:
-        for part, result, line in pool.imap_unordered(simulate, parts(quick=asked.quick)):
+        each = functools.partial(kept, asked.keep)
+        for part, result, line in pool.imap_unordered(each, parts(quick=asked.quick)):
             found.setdefault(part.group, {})[part.name] = result
             if part.group == "policies":
                 lines[part.name] = line
@@ -156,12 +176,13 @@ def main(argv: list[str]) -> int:
     found["wall_s"] = round(time.monotonic() - began)
     print(charts.terminal(lines["full"], found["policies"]["full"]["gpus"]))
     if asked.report is not None:
-        from tests.bench import simulation_report
+        from tests.bench import report_marks, simulation_report
 
         picture = asked.report.with_suffix(".png")
         ordered = {name: lines[name] for name in policies.POLICIES}
         charts.png(ordered, found["policies"]["full"]["gpus"], picture)
-        asked.report.write_text(simulation_report.page(found, picture.name, _machine()))
+        page = simulation_report.page(found, picture.name, _machine())
+        asked.report.write_text(report_marks.kept(asked.report, "calibration", page))
     print(json.dumps(found))
     return int(not all(found["goals"].values()))
 
