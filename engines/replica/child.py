@@ -3,6 +3,8 @@
 import importlib
 import logging
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
@@ -25,6 +27,23 @@ def opener(kind: fleet.EngineKind) -> server.OpenEngine:
     return found
 
 
+def leaving(kind: fleet.EngineKind) -> Callable[[], None]:
+    """Return how a process of this engine leaves once its rows are on disk.
+
+    vLLM's is ended there and then: its core and workers die with their parent (`process.bind_workers`), and
+    a driver frees a dead process's memory sooner than vLLM does in good order (0.2 to 3 s).
+    """
+    if kind is not fleet.EngineKind.VLLM:
+        return lambda: None
+
+    def leave() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    return leave
+
+
 def run(spec_path: Path, sink_factory: launch.SinkFactory) -> int:
     """Run the replica that ``spec_path`` describes; returns the exit code."""
     processes.die_with_parent(int(os.environ.get(processes.PARENT, "0")))
@@ -32,7 +51,10 @@ def run(spec_path: Path, sink_factory: launch.SinkFactory) -> int:
     try:
         record = launch.Launch.read(spec_path)
         sink = sink_factory(record.writer)
-        uvloop.run(server.run(record, opener(record.spec.engine), sink, reporter))
+        served = server.run(
+            record, opener(record.spec.engine), sink, reporter, leave=leaving(record.spec.engine)
+        )
+        uvloop.run(served)
     except KeyboardInterrupt:
         return 0  # uvicorn raises the signal again once it has stopped
     except Exception as error:

@@ -31,6 +31,7 @@ async def run(
     sink: usage.UsageSink,
     reporter: launch.Reporter,
     time: clock.Clock | None = None,
+    leave: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve one replica until SIGTERM or SIGINT.
 
@@ -40,6 +41,8 @@ async def run(
         sink: where its usage rows go.
         reporter: the supervisor's ear.
         time: the clock; the machine's if not given.
+        leave: called once every answer has ended and its rows are on disk; it may end the process, where
+            an orderly end of the engine would only keep others waiting for its GPUs.
 
     Raises:
         launch.LaunchError: the record can't be used.
@@ -56,6 +59,8 @@ async def run(
         async with listening(served, record.host, served.retire) as (address, ended):
             reporter.listening(address, record.incarnation, phases)
             await ended.wait()
+        await _finish(sink)
+        leave()
 
 
 async def _finish(sink: usage.UsageSink) -> None:

@@ -228,7 +228,7 @@ def _replica(message: forkproto.Start, status: int) -> int:
     import uvloop
 
     from engines import vllm as vllm_engine
-    from engines.replica import launch, server
+    from engines.replica import child, launch, server
 
     if message.log:
         log = os.open(message.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -242,7 +242,8 @@ def _replica(message: forkproto.Start, status: int) -> int:
     try:
         record = launch.Launch.from_json(message.launch)
         sink = record.open_sink()
-        uvloop.run(server.run(record, vllm_engine.open_engine, sink, reporter))
+        leave = child.leaving(record.spec.engine)
+        uvloop.run(server.run(record, vllm_engine.open_engine, sink, reporter, leave=leave))
     except Exception as error:
         _log.exception("replica %s", message.id)
         reporter.failed(f"{type(error).__name__}: {error}")
