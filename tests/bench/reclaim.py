@@ -1,181 +1,161 @@
 """`make bench-reclaim`: how fast batch GPUs come back, by rung; real Slurm, real vLLM on CPUs.
 
 Batch runs on every GPU of the fleet, then callers come. Rung 0: as many as one shared replica has to
-abort batch for. Rung 3: more than it has seats for, so that the broker takes the backfill lease back and
-asks for a serve lease at the same time; its clock stops when Slurm has given the GPUs to the new lease.
-The peer is Slurm's own preemption (partition priority, REQUEUE) on the like cluster, with GraceTime 0 and
-3: from sbatch to running. The last line is JSON. Rungs 1 and 2 have no trials here yet.
+abort batch for. Rung 1: more than that replica has seats, so that one which batch was lent turns. Rung 3:
+more than both have, so that another model's backfill lease is taken back and a serve lease asked for at the
+same time; its clock stops when Slurm has given the GPUs to the new lease. Rung 2 is measured on one lease,
+for its control path. The peer is Slurm's own preemption, interleaved with rung 3. The last line is JSON.
 """
 
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_plugins import cli, devcluster
-from tests.bench import gateway_report, reclaim_site
-from tests.integration.whole import batches
+from tests.bench import (
+    gateway_report,
+    reclaim_peer,
+    reclaim_report,
+    reclaim_site,
+    reclaim_swap,
+    reclaim_trials,
+)
+from tests.integration.whole import running
 
-CALM_S = 60.0
+say = reclaim_trials.say
+LINES, TOKENS = 20_000, 200  # of a batch job that outlasts every trial
 
 
 def main() -> int:
     """Run it; see the module."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rung0", type=int, default=100, help="trials")
-    parser.add_argument("--rung3", type=int, default=20, help="trials")
-    parser.add_argument("--peers", type=int, default=20, help="trials with each GraceTime")
-    parser.add_argument("--report", type=Path, default=None)
-    asked = parser.parse_args()
+    asked = _parser().parse_args()
+    began = time.monotonic()
     result: dict[str, Any] = {"machine": gateway_report.machine()}
-    with reclaim_site.opened() as (house, site):
-        house.up()
-        key = house.key
-        quiet = [reclaim_site.spike(house, key, 1).ttft_ms for _ in range(20)]
-        result["interactive_ttft_ms"] = {"quiet": _spread([ms for each in quiet for ms in each])}
-        job = batches.Job.accepted(house, key, 4_000, 200)
-        say(f"batch job {job.job_id}: waiting for a backfill lease")
-        until(
-            lambda: _kinds(house) == ["backfill", "serve"],
-            "a backfill lease beside the serve lease",
-        )
-        until(lambda: house.batch_seats() >= reclaim_site.SEATS, "batch in both replicas")
-        result |= _rung0(house, key, asked.rung0)
-        result["rung3"] = _rung3(house, key, asked.rung3)
-        result["batch"] = job.state()
-    with reclaim_site.opened() as (_, site):
-        result["slurm_preemption_s"] = {
-            f"grace{grace}": _peer(site, grace, asked.peers) for grace in (0, 3)
+    with reclaim_site.opened() as house:
+        result |= _rungs(house, asked)
+    if asked.rung2:
+        result["rung2"] = _spreads(reclaim_swap.measure(asked.rung2))
+    if asked.rounds:
+        say("batch beside vllm run-batch")
+        compared = reclaim_peer.throughput(asked.lines, asked.rounds)
+        rates = compared["tokens_per_s"]
+        medians = {arm: statistics.median(each) for arm, each in rates.items()}
+        result["batch"] |= {
+            "throughput_vs_run_batch": round(medians["forebay"] / medians["run_batch"], 3),
+            "tokens_per_s": rates,
+            "file_wrong": compared["wrong"],
         }
+    result["minutes"] = round((time.monotonic() - began) / 60, 1)
+    if asked.report:
+        asked.report.write_text(reclaim_report.page(result), encoding="utf-8")
     print(json.dumps(result))
     return 0
 
 
-def _rung0(house: reclaim_site.House, key: str, trials: int) -> dict[str, Any]:
-    """Five callers at once: more than the reserved seat, less than what a replica has."""
-    ready: list[float] = []
-    ttft: list[float] = []
-    failed = 0
-    for trial in range(trials):
-        found = reclaim_site.spike(house, key, 5, tokens=4)
-        failed += found.failed
-        ttft += found.ttft_ms
-        for each in house.replicas():
-            ready += (each["stats"] or {}).get("reclaim_ms", [])[-4:]
-        if trial % 20 == 0:
-            say(f"rung 0: {trial} of {trials}")
-        time.sleep(0.3)
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--trials", type=int, default=100, help="of rungs 0 and 1")
+    parser.add_argument("--leases", type=int, default=20, help="trials of rung 3")
+    parser.add_argument("--rung2", type=int, default=20, help="trials of rung 2; 0: not")
+    parser.add_argument(
+        "--peers", type=int, default=8, help="trials of preemption with a GraceTime"
+    )
+    parser.add_argument("--lines", type=int, default=1_000, help="of the file for run-batch")
+    parser.add_argument("--rounds", type=int, default=2, help="of run-batch; 0: not")
+    parser.add_argument("--report", type=Path, help="write the report there")
+    return parser
+
+
+def _rungs(house: reclaim_site.House, asked: argparse.Namespace) -> dict[str, Any]:
+    """Run the trials of rungs 0, 1 and 3, and of preemption between the latter."""
+    house.up()
+    key = house.key
+    trials = reclaim_trials.Trials(house, key)
+    trials.quiet(3)  # the first answers of an engine are slow
+    quiet = trials.quiet(max(10, asked.trials // 4))
+    say("quiet is measured; batch begins")
+    jobs = [house.submit(key, name, LINES, TOKENS) for name in (running.MODEL, reclaim_site.DIGEST)]
+    batch_us = time.time_ns() // 1_000
+    rung0 = trials.rung0(asked.trials)
+    rung1 = trials.rung1(asked.trials)
+    rung3, peers, settings = _leases(trials, asked)
+    ended = [job.ended() for job in jobs]
+    rows = house.attempts(tier="batch", start_us=str(batch_us))
     return {
-        "rung0": {
-            "ready_s": _spread([ms / 1_000 for ms in ready]),
-            "first_token_s": _spread([ms / 1_000 for ms in ttft]),
-            "failed": failed,
-        }
+        "rung0": _spreads(rung0),
+        "rung1": _spreads(rung1),
+        "rung3": _spreads(rung3),
+        "slurm_preemption_s": peers,
+        "slurm": settings,
+        "interactive_ttft_ms": {"quiet": spread(quiet), "spike": spread(rung0.ttft_ms)},
+        "batch": {
+            "lost": sum(each["lost"] for each in ended),
+            "duplicated": sum(each["duplicated"] for each in ended),
+            "lines": sum(each["lines"] for each in ended),
+            "preempted": sum(row["outcome"] == "preempted" for row in rows),
+            "recomputed_share": round(recomputed(rows), 4),
+        },
     }
 
 
-def _rung3(house: reclaim_site.House, key: str, trials: int) -> dict[str, Any]:
-    """More callers than seats, until the second serve lease runs; then calm until batch is back."""
-    decided: list[float] = []
-    allocated: list[float] = []
-    for trial in range(trials):
-        # Whatever came before may have moved roles and leases: each trial begins in calm.
-        until(lambda: _kinds(house) == ["backfill", "serve"], "batch back on its lease", CALM_S)
-        until(lambda: house.batch_seats() >= reclaim_site.SEATS, "batch in both replicas", CALM_S)
-        began_us = time.time_ns() // 1_000
-        held = {lease["lease_id"] for lease in house.leases()}
-        over = time.monotonic() + 60
-        done = 0.0
-        while not done and time.monotonic() < over:
-            reclaim_site.spike(house, key, 3 * reclaim_site.SEATS, tokens=60)
-            for lease in house.leases(ended=True):
-                fresh = lease["lease_id"] not in held and lease["kind"] == "serve"
-                if fresh and lease["started_us"]:
-                    done = (lease["started_us"] - began_us) / 1e6
-        plans = [
-            (plan["at_us"] - began_us) / 1e6
-            for plan in house.plans(began_us)
-            if any("rung 3" in action["what"] for action in plan["actions"])
-        ]
-        if plans:
-            decided.append(plans[0])
-        if done and plans:
-            allocated.append(done - plans[0])
-        say(f"rung 3: trial {trial}: decided {plans[:1]}, allocated {done:.2f} s after the spike")
-    return {"decision_s": _spread(decided), "ready_s": _spread(allocated), "trials": trials}
+def _leases(
+    trials: reclaim_trials.Trials, asked: argparse.Namespace
+) -> tuple[reclaim_trials.Times, dict[str, Any], dict[str, str]]:
+    """Interleave rung 3 and Slurm's preemption without and with a grace time."""
+    found, orders = reclaim_trials.Times(), list[reclaim_trials.Order]()
+    took: dict[int, list[float]] = {0: [], 3: []}
+    since_us = time.time_ns() // 1_000
+    with reclaim_site.cluster(1) as site:
+        peer = reclaim_peer.Preemption(site)
+        for number in range(asked.leases):
+            trials.rung3(number % 4 == 0, found, orders)
+            trials.calm()
+            took[0].append(peer.trial(0))
+            if number * asked.peers // asked.leases < (number + 1) * asked.peers // asked.leases:
+                took[3].append(peer.trial(3))
+            say(f"preemption: {took[0][-1]:.2f} s; with a grace time {took[3][-1:]}")
+        settings = peer.settings()
+    found.first_token_s = trials.first_tokens(orders, since_us)
+    return found, {f"grace{grace}": spread(each) for grace, each in took.items()}, settings
 
 
-def _peer(site: devcluster.Site, grace: int, trials: int) -> dict[str, float]:
-    """Slurm preempts by itself: a job that holds every GPU, and one of a higher partition."""
-    env = site.env()
-    _run(["scontrol", "update", "PartitionName=backfill", f"GraceTime={grace}"], env)
-    port = cli.CliClient(site.slurm_conf)
-    took: list[float] = []
-    for _ in range(trials):
-        low = _sbatch(env, "backfill", "--nodes=2", f"--gres=gpu:{reclaim_site.GPUS}", "--requeue")
-        _state(port, low, "running")
-        began = time.monotonic()
-        high = _sbatch(env, "serve", "--nodes=1", f"--gres=gpu:{reclaim_site.GPUS}")
-        _state(port, high, "running")
-        took.append(time.monotonic() - began)
-        for job in (high, low):
-            _run(["scancel", job], env)
-        until(lambda: not [j for j in port.jobs() if not j.state.final], "an empty queue", 60)
-    return _spread(took)
+def recomputed(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Return the share of batch's tokens that were computed again after an abort."""
+    again = sum(int(row["waste_tokens"]) for row in rows)
+    total = sum(int(row["uncached_prompt_tokens"] + row["output_tokens"]) for row in rows)
+    return again / max(1, total + again)
 
 
-def _sbatch(env: dict[str, str], partition: str, *options: str) -> str:
-    argv = ["sbatch", "--parsable", f"--partition={partition}", "--output=/dev/null", *options]
-    return _run([*argv, "--wrap", "exec sleep 600"], env).strip().split(";")[0]
+def _spreads(times: reclaim_trials.Times) -> dict[str, Any]:
+    return {
+        "decision_s": spread(times.decision_s),
+        "ready_s": spread(times.ready_s),
+        "first_token_s": spread(times.first_token_s),
+        "trials": times.trials,
+        "failed": times.failed,
+    }
 
 
-def _run(argv: Sequence[str], env: dict[str, str]) -> str:
-    return subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
-
-
-def _state(port: cli.CliClient, job: str, wanted: str) -> None:
-    def there() -> bool:
-        return any(j.job_id == job and str(j.state).lower() == wanted for j in port.jobs())
-
-    until(there, f"job {job} {wanted}", 60, every_s=0.02)
-
-
-def _kinds(house: reclaim_site.House) -> list[str]:
-    return sorted(lease["kind"] for lease in house.leases() if lease["state"] == "running")
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return count, median, p95, p99 and maximum; p99 of fewer than 100 values is the maximum."""
     if not values:
         return {}
     ranked = sorted(values)
+
+    def at(share: float) -> float:
+        return round(ranked[min(len(ranked) - 1, int(share * len(ranked)))], 3)
+
     return {
         "n": len(ranked),
         "p50": round(statistics.median(ranked), 3),
-        "p95": round(ranked[int(0.95 * (len(ranked) - 1))], 3),
-        "p99": round(ranked[int(0.99 * (len(ranked) - 1))], 3),
+        "p95": at(0.95),
+        "p99": at(0.99),
         "max": round(ranked[-1], 3),
     }
-
-
-def until(
-    condition: Callable[[], bool], what: str, within_s: float = 180.0, every_s: float = 0.2
-) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no {what} within {within_s:g} s")
-        time.sleep(every_s)
-
-
-def say(text: str) -> None:
-    """Tell how far it is."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

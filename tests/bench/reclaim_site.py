@@ -1,59 +1,67 @@
-"""What bench-reclaim stands on: a real Slurm cluster of this machine, and Forebay with real vLLM on it."""
+"""What bench-reclaim stands on: a real Slurm cluster of this machine, and Forebay with real vLLM on it.
+
+Three nodes of four GPUs. A model that people call (`chat`): one replica in a protected lease, one lent to
+batch in a backfill lease. One that only batch uses (`digest`): one replica in a backfill lease.
+"""
 
 import contextlib
 import dataclasses
+import http.client
 import json
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from engines import tinymodel
-from slurm_plugins import devcluster
+from slurm_plugins import cli, devcluster
 from tests.contract import engine_vllm
-from tests.integration.whole import running
+from tests.integration.whole import batches, running
 from tests.realslurm import ACCOUNTS
 
-GPUS = 4  # of a replica, and of a lease
+GPUS = 4  # of a replica, of a lease and of a node
 SEATS = 8
+POLL_S = 0.02
+START_S = 600.0
+DIGEST = "digest"
 _MODEL = """
 [[models]]
-name = "chat"
+name = "{name}"
 weights = "{weights}"
 seats = {seats}
 reserved_seats = 1
 max_context = 1024
 gpus = {gpus}
-replicas = 1
 itl_slo_ms = 1000
-scaling = {{ floor = 1, maximum = 2, concurrency = {seats} }}
+scaling = {{ floor = {floor}, maximum = {maximum}, batch_maximum = 1, concurrency = {seats} }}
 [models.engine_args]
 dtype = "float32"
 enforce-eager = true
 kv-cache-memory-bytes = 33554432
 """
-_TABLES: dict[str, dict[str, Any]] = {
-    "scheduler": {
-        "fleet_gpus": 2 * GPUS,
-        "lend_every_s": 0.0,
-        "min_run_s": 0.0,
-        "scale_down_s": 5.0,
-        "calm_s": 2.0,
-        "idle_lease_s": 2.0,
-        "ttft_slo_ms": 2000.0,
-    },
+_SCHEDULER: Mapping[str, Any] = {
+    "fleet_gpus": 3 * GPUS,
+    # A replica takes as many callers as it has seats: which rung a spike needs follows from its size.
+    "scale_fill": 1.0,
+    "itl_slo_ms": 0.0,
+    "ttft_slo_ms": 2000.0,
+    # Calm is short, so that trials follow each other; it is no part of any figure.
+    "scale_down_s": 1.0,
+    "calm_s": 1.0,
+    "idle_lease_s": 0.5,
+    "plan_history": 100_000,
 }
 
 
 class House(running.Running):
-    """One installation whose model is vLLM's and whose replicas the planner counts."""
+    """One installation whose models are vLLM's and whose replicas the planner counts."""
 
-    def __init__(self, folder: Path, site: devcluster.Site) -> None:
+    def __init__(self, folder: Path, site: devcluster.Site, seats: int = SEATS) -> None:
         slurm = {
             "conf": str(site.slurm_conf),
             "rest_url": site.rest_url,
@@ -73,10 +81,20 @@ class House(running.Running):
                 python = engine_vllm.python(engine_vllm.NEWEST)
                 lines.append(f"vllm_python = {json.dumps(str(python))}")
             if line == "[scheduler]":
-                lines += [f"{key} = {json.dumps(v)}" for key, v in _TABLES["scheduler"].items()]
-        kept = _last_wins(lines)
-        model = _MODEL.format(weights=weights, seats=SEATS, gpus=GPUS)
-        self.config_file.write_text("\n".join(kept) + model)
+                lines += [f"{key} = {json.dumps(v)}" for key, v in _SCHEDULER.items()]
+        models = [
+            _MODEL.format(
+                name=name, weights=weights, seats=seats, gpus=GPUS, floor=floor, maximum=maximum
+            )
+            for name, floor, maximum in ((running.MODEL, 1, 3), (DIGEST, 0, 1))
+        ]
+        self.config_file.write_text("\n".join(_first_wins(lines)) + "".join(models))
+        self.weights = weights
+        self.site = site
+
+    def settled(self, within_s: float = START_S) -> None:
+        """Wait until a replica serves; a busy machine takes minutes to import vLLM."""
+        super().settled(max(within_s, START_S))
 
     def _settled(self) -> bool:
         try:
@@ -92,12 +110,37 @@ class House(running.Running):
             (plan for plan in found if plan["at_us"] >= since_us), key=lambda plan: plan["at_us"]
         )
 
+    def kinds(self) -> dict[str, str]:
+        """Return the kind of each running lease."""
+        return {
+            lease["lease_id"]: lease["kind"]
+            for lease in self.leases()
+            if lease["state"] == "running"
+        }
 
-def _last_wins(lines: list[str]) -> list[str]:
-    """Drop keys of a table that come again later in it."""
+    def secret(self, replica: Mapping[str, Any]) -> str:
+        """Return a replica's secret."""
+        folder = self.state / "leases" / str(replica["lease_id"])
+        return (folder / f"{replica['replica_id']}.secret").read_text().strip()
+
+    def submit(self, key: str, model: str, lines: int, tokens: int) -> "Job":
+        """Submit a batch job."""
+        text = batches.text(lines, tokens).replace(f'"{running.MODEL}"', f'"{model}"')
+        answer = self.client.post(
+            self.http + batches.JOBS,
+            params={"options": "{}"},
+            content=text.encode(),
+            headers={"Authorization": f"Bearer {key}"},
+        )
+        assert answer.is_success, answer.text
+        return Job(self, answer.json()["job_id"], lines)
+
+
+def _first_wins(lines: Sequence[str]) -> list[str]:
+    """Drop keys of a table that came already in it: ours stand at its beginning."""
     kept: list[str] = []
     seen: set[str] = set()
-    for line in reversed(lines):
+    for line in lines:
         if line.startswith("["):
             seen = set()
         key = line.partition(" =")[0]
@@ -105,73 +148,184 @@ def _last_wins(lines: list[str]) -> list[str]:
             continue
         seen.add(key)
         kept.append(line)
-    return kept[::-1]
+    return kept
+
+
+class Job(batches.Job):
+    """A batch job whose every line is accounted for, also after it was cancelled."""
+
+    def ended(self) -> dict[str, int]:
+        """Cancel what is left of it; count lines, lines lost and lines told twice over both its files."""
+        self._house.call("POST", f"{batches.JOBS}/{self.job_id}/cancel")
+        until(lambda: bool(self.state()["ended_us"]), f"the end of job {self.job_id}", 60)
+        told: list[str] = []
+        for name in ("output", "errors"):
+            answer = self._house.client.get(
+                f"{self._house.http}{batches.JOBS}/{self.job_id}/{name}",
+                headers={"Authorization": f"Bearer {self._house.admin_key}"},
+            )
+            if answer.status_code != 404:
+                told += [json.loads(line)["custom_id"] for line in answer.text.splitlines()]
+        return {
+            "lines": self.lines,
+            "lost": self.lines - len(set(told)),
+            "duplicated": len(told) - len(set(told)),
+        }
 
 
 @contextlib.contextmanager
-def opened() -> Iterator[tuple[House, devcluster.Site]]:
+def opened(seats: int = SEATS) -> Iterator[House]:
     """Bring all of it up; nothing is left at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="reclaim-"))
-    try:
-        site = devcluster.up(folder / "slurm", accounts=ACCOUNTS, nodes=2, gpus_per_node=GPUS)
-        (folder / "house").mkdir()
-        house = House(folder / "house", site)
+    with cluster(3) as site:
+        folder = Path(tempfile.mkdtemp(prefix="reclaim-house-"))
         try:
-            yield house, site
+            house = House(folder, site, seats)
+            try:
+                yield house
+            except Exception:
+                _keep(house, site)
+                raise
+            finally:
+                house.close()
         finally:
-            house.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep(house: House, site: devcluster.Site) -> None:
+    """Keep what tells why a run broke off: the last plans and every log."""
+    kept = engine_vllm.REPOSITORY / "build" / "reclaim-failed"
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True)
+    shutil.copytree(site.logs, kept / "slurm")
+    for path in (*house.folder.rglob("*.log"), house.config_file):
+        shutil.copy(path, kept / f"{path.parent.name}-{path.name}")
+    with contextlib.suppress(Exception):
+        (kept / "plans.json").write_text(json.dumps(house.plans(0), indent=1))
+        (kept / "replicas.json").write_text(json.dumps(house.replicas(), indent=1))
+
+
+@contextlib.contextmanager
+def cluster(nodes: int) -> Iterator[devcluster.Site]:
+    """Bring a Slurm cluster up; nothing is left at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="reclaim-slurm-"))
+    try:
+        yield devcluster.up(folder, accounts=ACCOUNTS, nodes=nodes, gpus_per_node=GPUS)
     finally:
-        devcluster.down(folder / "slurm", purge=True)
+        devcluster.down(folder, purge=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@dataclasses.dataclass
-class Spike:
-    """Requests at once, and when each had its first token; times are seconds of one monotonic clock."""
+class Crowd:
+    """Callers who come at once; each asks again and again, or once, and notes its times to first token.
 
-    began: float
-    first: list[float]
-    failed: int = 0
+    Args:
+        house: where.
+        key: whose.
+        count: how many.
+        tokens: of each answer.
+        again: whether they go on until `leave`.
+    """
 
-    @property
-    def ttft_ms(self) -> list[float]:
-        """Milliseconds from the spike to each first token."""
-        return [1_000 * (at - self.began) for at in sorted(self.first)]
+    def __init__(
+        self, house: House, key: str, count: int, tokens: int, *, again: bool = False
+    ) -> None:
+        self._house = house
+        self._headers = {"Authorization": f"Bearer {key}"}
+        self._tokens = tokens
+        self._again = again
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self.ttft_ms: list[float] = []
+        self.failed = 0
+        self.began_us = time.time_ns() // 1_000
+        self._threads = [threading.Thread(target=self._call, args=(n,)) for n in range(count)]
+        for thread in self._threads:
+            thread.start()
 
+    def leave(self) -> None:
+        """Let everybody's answer end, and wait for that."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
 
-def spike(house: House, key: str, count: int, tokens: int = 8) -> Spike:
-    """Send ``count`` streams at once and read them to their ends."""
-    found = Spike(time.monotonic(), [])
-    lock = threading.Lock()
+    def _call(self, number: int) -> None:
+        while True:
+            try:
+                self._ask(number)
+            except httpx.HTTPError:
+                with self._lock:
+                    self.failed += 1
+            if not self._again or self._over.is_set():
+                return
 
-    def one(number: int) -> None:
+    def _ask(self, number: int) -> None:
         body = {
             "model": running.MODEL,
             "messages": [{"role": "user", "content": f"Tell me of river {number}"}],
-            "max_tokens": tokens,
+            "max_tokens": self._tokens,
             "ignore_eos": True,
             "stream": True,
         }
-        headers = {"Authorization": f"Bearer {key}"}
-        try:
-            with house.client.stream(
-                "POST", house.http + "/v1/chat/completions", json=body, headers=headers
-            ) as answer:
-                seen = False
-                for line in answer.iter_lines():
-                    if not seen and '"content"' in line:
-                        seen = True
-                        with lock:
-                            found.first.append(time.monotonic())
-                if answer.status_code != 200 or not seen:
-                    raise httpx.HTTPError(f"status {answer.status_code}")
-        except httpx.HTTPError:
-            with lock:
-                found.failed += 1
+        began, seen, whole = time.monotonic(), 0.0, False
+        url = self._house.http + "/v1/chat/completions"
+        with self._house.client.stream("POST", url, json=body, headers=self._headers) as answer:
+            for line in answer.iter_lines():
+                if not seen and '"content"' in line:
+                    seen = time.monotonic()
+                whole = whole or line == "data: [DONE]"
+            if answer.status_code != 200 or not whole or not seen:
+                raise httpx.HTTPError(f"status {answer.status_code}, whole: {whole}")
+        with self._lock:
+            self.ttft_ms.append(1_000 * (seen - began))
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+
+class Peek:
+    """A replica's own word on itself, over one connection."""
+
+    def __init__(self, house: House, replica: Mapping[str, Any]) -> None:
+        self._connection = http.client.HTTPConnection(str(replica["address"]), timeout=5)
+        self._headers = {"authorization": f"Bearer {house.secret(replica)}"}
+
+    def state(self) -> dict[str, Any]:
+        """Return its state."""
+        self._connection.request("GET", "/forebay/state", headers=self._headers)
+        found: dict[str, Any] = json.loads(self._connection.getresponse().read())
+        return found
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+@dataclasses.dataclass
+class Slurm:
+    """Slurm's own word on jobs, by squeue."""
+
+    site: devcluster.Site
+
+    def __post_init__(self) -> None:
+        self._port = cli.CliClient(self.site.slurm_conf)
+
+    def running(self, partition: str) -> set[str]:
+        """Return the jobs of a partition that hold what they asked for."""
+        return {
+            str(job.job_id)
+            for job in self._port.jobs()
+            if job.partition == partition and str(job.state).lower() == "running"
+        }
+
+    def busy(self) -> bool:
+        """Return whether any job is not at its end."""
+        return any(not job.state.final for job in self._port.jobs())
+
+
+def until(
+    condition: Callable[[], bool], what: str, within_s: float = 180.0, every_s: float = 0.1
+) -> float:
+    """Wait for a condition; return the moment (wall clock, microseconds) at which it was seen."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no {what} within {within_s:g} s")
+        time.sleep(every_s)
+    return time.time_ns() / 1_000

@@ -1,0 +1,215 @@
+"""The page docs/bench/reclaim.md, written from the figures of one run."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.contract import engine_vllm
+
+GOALS = {"rung0": 0.3, "rung1": 1.0, "rung3": 5.0}
+_RUNGS = {
+    "rung0": "0 seat",
+    "rung1": "1 role",
+    "rung2": "2 swap (control path on CPUs)",
+    "rung3": "3 lease",
+}
+_PAGE = """\
+# Reclaiming GPUs from batch
+
+{date}, {cpu}, {cores} cores, Linux {kernel}, CPython {python}, vLLM {vllm} on CPU, Slurm's own daemons.
+Load before the run {load_before}; the run took {minutes} minutes. Written by `make bench-reclaim REPORT=1`.
+
+## What runs
+
+A real Slurm cluster of three nodes with four pretended GPUs each, Forebay on it, and vLLM with a tiny
+model. `chat` has a replica in a protected lease (shared with batch) and one in a backfill lease that
+batch was lent; `digest` has one in a backfill lease and only batch uses it. Two batch jobs keep every
+seat of all three busy. Then callers come at once, and every trial waits until batch has all of it back.
+
+- Rung 0, {seat_callers} callers: the shared replica aborts its youngest batch sequences. Decision: from
+  the request's arrival to its dispatch. Ready: from the order to the abort until the seat is free, by
+  the replica's clock.
+- Rung 1, {role_callers} callers, more than it has seats: the lent replica turns. Decision: until the
+  plan that says so is applied. Ready: until the replica itself says that it has the role (asked every
+  {poll_ms:g} ms).
+- Rung 2: a batch replica is stopped and a parked one woken in the same slot. **Not measured on a GPU**:
+  on CPUs vLLM's sleep frees nothing, so the parked replica's process ends and waking forks it anew. The
+  broker is played by the bench, so there is no decision, and up to one tick (0.2 s) between the two
+  orders is missing.
+- Rung 3, {lease_callers} callers, more than both replicas of the model have seats: `digest`'s lease is
+  taken back and a serve lease asked for in the same plan. Ready: until squeue (asked every {poll_ms:g}
+  ms) shows the new lease running on the freed GPUs. First token: on every fourth trial the callers stay
+  until the new replica answers; that is a cold start, imports and all.
+- Slurm's own preemption: a second cluster with the same settings, one node, interleaved with rung 3; a
+  job of partition `serve` takes the GPUs of one in `backfill` (PreemptMode=REQUEUE). From sbatch until
+  squeue shows it running. Its victim is `sleep`, which ends at once and journals nothing.
+
+First tokens are the gateway's own usage rows. p99 of fewer than 100 trials is their maximum.
+
+## Figures
+
+{rungs}
+
+| Slurm's own preemption | n | p50, s | max, s |
+| --- | --- | --- | --- |
+{peers}
+
+Rung 3, worst of all trials, against the worst of Slurm's preemption: {ratio0} of it without a grace
+time, {ratio3} of it with GraceTime 3; medians: {median0} and {median3}.
+
+| interactive time to first token, ms | n | p50 | p95 | p99 | max |
+| --- | --- | --- | --- | --- | --- |
+{ttft}
+
+p95 with batch over p95 without: {ttft_ratio}. Callers without a whole answer: {failed}.
+
+Batch: {lines} lines in two jobs, cancelled at the end; lost {lost}, told twice {duplicated} (over
+answers and errors of every line); {preempted} attempts aborted; {recomputed} of its tokens computed
+again.
+{throughput}
+## Goals
+
+{goals}
+
+## What decides rung 3
+
+{slurm}
+
+These are the same for both sides. The plan that takes a lease back also asks for the new one, so Slurm
+has the new job in its queue while the old one leaves, and starts it when the old one's epilog has run.
+A lease that is given back aborts batch at once (the gateway has every token that was sampled), its
+replicas' rows are synced, and then nothing is waited for: engines and the process that forks them are
+killed.
+
+## Not measured
+
+GPUs: abort and role are control paths and engine steps, longer there only by the step; how long vLLM
+takes to sleep, to wake and to load, and how long a driver takes to free memory, is not in these
+figures. More than one lease at a time, leases of several nodes, a controller with other users' load.
+Two cores run everything here, the callers too."""
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """Return the report's text."""
+    from tests.bench import reclaim_site, reclaim_trials
+
+    peers, rung3 = result["slurm_preemption_s"], result.get("rung3", {}).get("ready_s", {})
+    ttft, batch = result["interactive_ttft_ms"], result["batch"]
+    return _PAGE.format(
+        **result["machine"],
+        vllm=engine_vllm.NEWEST,
+        minutes=result["minutes"],
+        seat_callers=reclaim_trials.RUNG0_CALLERS,
+        role_callers=reclaim_trials.RUNG1_CALLERS,
+        lease_callers=reclaim_trials.RUNG3_CALLERS,
+        poll_ms=reclaim_site.POLL_S * 1_000,
+        rungs=_rungs(result),
+        peers="\n".join(
+            f"| GraceTime={name.removeprefix('grace')} | {each.get('n', 0)} | {_cell(each, 'p50')} "
+            f"| {_cell(each, 'max')} |"
+            for name, each in peers.items()
+        ),
+        ratio0=ratio(rung3, peers["grace0"], "max"),
+        ratio3=ratio(rung3, peers["grace3"], "max"),
+        median0=ratio(rung3, peers["grace0"], "p50"),
+        median3=ratio(rung3, peers["grace3"], "p50"),
+        ttft="\n".join(
+            f"| {label} | {ttft[name].get('n', 0)} | "
+            + " | ".join(_cell(ttft[name], key, 0) for key in ("p50", "p95", "p99", "max"))
+            + " |"
+            for name, label in (("quiet", "no batch"), ("spike", "batch on every seat"))
+        ),
+        ttft_ratio=ratio(ttft["spike"], ttft["quiet"], "p95"),
+        failed=sum(result.get(name, {}).get("failed", 0) for name in _RUNGS),
+        lines=batch["lines"],
+        lost=batch["lost"],
+        duplicated=batch["duplicated"],
+        preempted=batch["preempted"],
+        recomputed=f"{batch['recomputed_share']:.2%}",
+        throughput=_throughput(batch),
+        goals="\n".join(goals(result)),
+        slurm="\n".join(f"- `{name}={value}`" for name, value in result["slurm"].items()),
+    )
+
+
+def _rungs(result: Mapping[str, Any]) -> str:
+    rows = [
+        "| rung | trials | decision p50 / p99, s | ready p50 / p99, s | first token p50 / p99 (n), s |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, label in _RUNGS.items():
+        if name not in result:
+            continue
+        each = result[name]
+        token = each["first_token_s"]
+        rows.append(
+            f"| {label} | {each['trials']} | {_pair(each['decision_s'])} | {_pair(each['ready_s'])} | "
+            f"{_pair(token)} ({token.get('n', 0)}) |"
+        )
+    return "\n".join(rows)
+
+
+def _pair(spread: Mapping[str, float]) -> str:
+    return f"{_cell(spread, 'p50')} / {_cell(spread, 'p99')}" if spread else "–"
+
+
+def _cell(spread: Mapping[str, float], key: str, digits: int = 3) -> str:
+    return f"{spread[key]:.{digits}f}" if key in spread else "–"
+
+
+def ratio(ours: Mapping[str, float], theirs: Mapping[str, float], key: str) -> str:
+    """Return ours over theirs, "–" where one is missing."""
+    if not ours or not theirs or not theirs[key]:
+        return "–"
+    return f"{ours[key] / theirs[key]:.2f}"
+
+
+def _throughput(batch: Mapping[str, Any]) -> str:
+    if "throughput_vs_run_batch" not in batch:
+        return ""
+    rates = batch["tokens_per_s"]
+    spelt = {arm: ", ".join(map(str, each)) for arm, each in rates.items()}
+    return (
+        f"With nobody calling, one replica of {_SEATS} seats does "
+        f"{batch['throughput_vs_run_batch']:.0%} of what `vllm run-batch` does on the same file (tokens/s "
+        f"by round: Forebay {spelt['forebay']}; run-batch {spelt['run_batch']}).\n"
+    )
+
+
+_SEATS = 32
+
+
+def goals(result: Mapping[str, Any]) -> Sequence[str]:
+    """Return each goal and whether this run met it, as lines of a list."""
+    found = [
+        (f"{_RUNGS[name]} p99 < {limit:g} s", result.get(name, {}).get("ready_s", {}), limit)
+        for name, limit in GOALS.items()
+    ]
+    lines = [
+        f"- {what}: {_met(spread.get('p99'), limit)}" for what, spread, limit in found if spread
+    ]
+    rung3 = result.get("rung3", {}).get("ready_s", {})
+    for name, factor, what in (
+        ("grace0", 1.0, "no slower than"),
+        ("grace3", 0.2, "5× faster than"),
+    ):
+        theirs = result["slurm_preemption_s"].get(name, {})
+        if rung3 and theirs:
+            limit = factor * theirs["p50"]
+            words = f"rung 3 {what} Slurm's own preemption, GraceTime={name.removeprefix('grace')}"
+            lines.append(f"- {words} (medians): {_met(rung3['p50'], limit)}")
+    ttft = result["interactive_ttft_ms"]
+    if ttft["quiet"]:
+        limit = 1.1 * ttft["quiet"]["p95"]
+        lines.append(f"- TTFT p95 within 1.1 of quiet, ms: {_met(ttft['spike'].get('p95'), limit)}")
+    share = result["batch"].get("throughput_vs_run_batch")
+    if share is not None:
+        lines.append(f"- 95 % of run-batch: {'met' if share >= 0.95 else 'missed'} ({share:.1%})")
+    wrong = result["batch"]["lost"] + result["batch"]["duplicated"]
+    lines.append(f"- no line lost or told twice: {'met' if not wrong else f'missed ({wrong})'}")
+    return lines
+
+
+def _met(value: float | None, limit: float) -> str:
+    if value is None:
+        return "not measured"
+    return f"{'met' if value <= limit else 'missed'} ({value:.3g} against {limit:.3g})"

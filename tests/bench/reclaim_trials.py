@@ -1,0 +1,230 @@
+"""The trials of bench-reclaim, one class of them a rung; times are seconds.
+
+Decision: from the first caller to the plan that orders the rung (rung 0: to the dispatch, which is the
+replica's order to its batch). Ready: from the order until the replica says that it is (rung 3: until Slurm
+shows the new lease running). First token: from the order to the first token of a caller on what was ordered,
+by the gateway's own usage rows.
+"""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.bench import reclaim_site
+from tests.integration.whole import running
+
+CALM_S = 300.0  # a busy machine takes minutes to import vLLM
+RUNG0_CALLERS, RUNG1_CALLERS, RUNG3_CALLERS = 5, 14, 20
+GAP_S = 0.2
+
+
+@dataclasses.dataclass
+class Times:
+    """What the trials of one rung gave; `failed` counts callers without a whole answer."""
+
+    decision_s: list[float] = dataclasses.field(default_factory=list)
+    ready_s: list[float] = dataclasses.field(default_factory=list)
+    first_token_s: list[float] = dataclasses.field(default_factory=list)
+    ttft_ms: list[float] = dataclasses.field(default_factory=list)
+    failed: int = 0
+    trials: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """An order whose first token is still to be looked up: which replica, and when it was given."""
+
+    replica_id: str
+    at_us: float
+
+
+class Trials:
+    """The house at work."""
+
+    def __init__(self, house: reclaim_site.House, key: str) -> None:
+        self._house = house
+        self._key = key
+        self._slurm = reclaim_site.Slurm(house.site)
+
+    def quiet(self, trials: int) -> list[float]:
+        """Return times to first token without batch, ms."""
+        found: list[float] = []
+        for _ in range(trials):
+            crowd = reclaim_site.Crowd(self._house, self._key, RUNG0_CALLERS, 4)
+            crowd.leave()
+            found += crowd.ttft_ms
+            time.sleep(GAP_S)
+        return found
+
+    def calm(self) -> None:
+        """Wait until batch runs on every GPU, as it did before the first trial."""
+        reclaim_site.until(self._calm, "batch on every GPU", CALM_S)
+
+    def _calm(self) -> bool:
+        kinds = self._house.kinds()
+        if sorted(kinds.values()) != ["backfill", "backfill", "serve"]:
+            return False
+        found = self._house.replicas()
+        told = sorted((r["spec"]["model"], kinds.get(r["lease_id"]), r["role"]) for r in found)
+        wanted = [
+            (running.MODEL, "backfill", "batch"),
+            (running.MODEL, "serve", "shared"),
+            (reclaim_site.DIGEST, "backfill", "batch"),
+        ]
+        full = all((r["stats"] or {}).get("batch", 0) >= reclaim_site.SEATS - 1 for r in found)
+        return told == wanted and full
+
+    def rung0(self, trials: int) -> Times:
+        """As many callers as one shared replica has to abort batch for."""
+        found = Times()
+        kinds = self._house.kinds()
+        (shared,) = (r for r in self._house.replicas() if kinds[r["lease_id"]] == "serve")
+        peek = reclaim_site.Peek(self._house, shared)
+        before = peek.state()["stats"]["reclaim_ms"]
+        since_us = time.time_ns() // 1_000
+        for trial in range(trials):
+            self.calm()
+            crowd = reclaim_site.Crowd(self._house, self._key, RUNG0_CALLERS, 4)
+            crowd.leave()
+            after = peek.state()["stats"]["reclaim_ms"]
+            found.ready_s += [ms / 1_000 for ms in fresh(before, after)]
+            before = after
+            self._note(found, crowd, trial, trials, "rung 0")
+        peek.close()
+        for row in self._rows(since_us):
+            found.decision_s.append((row["started_us"] - row["arrived_us"]) / 1e6)
+            found.first_token_s.append((row["first_token_us"] - row["started_us"]) / 1e6)
+        return found
+
+    def rung1(self, trials: int) -> Times:
+        """More callers than one replica has seats: the one that batch was lent turns."""
+        found, orders = Times(), list[Order]()
+        began_us = time.time_ns() // 1_000
+        for trial in range(trials):
+            self.calm()
+            kinds = self._house.kinds()
+            (lent,) = (
+                r
+                for r in self._house.replicas()
+                if r["spec"]["model"] == running.MODEL and kinds[r["lease_id"]] == "backfill"
+            )
+            peek = reclaim_site.Peek(self._house, lent)
+            crowd = reclaim_site.Crowd(self._house, self._key, RUNG1_CALLERS, 64)
+            ready_us = reclaim_site.until(
+                lambda peek=peek: peek.state()["role"] != "batch",  # type: ignore[misc] # bound now
+                "role turned",
+                20,
+                reclaim_site.POLL_S,
+            )
+            crowd.leave()
+            peek.close()
+            order = self._ordered(crowd.began_us, "SetRole", "rung 1", lent["replica_id"])
+            found.decision_s.append((order["at_us"] - crowd.began_us) / 1e6)
+            found.ready_s.append((ready_us - order["at_us"]) / 1e6)
+            orders.append(Order(lent["replica_id"], order["at_us"]))
+            self._note(found, crowd, trial, trials, "rung 1")
+        found.first_token_s = first_tokens(orders, self._rows(began_us))
+        return found
+
+    def rung3(self, to_first_token: bool, found: Times, orders: list[Order]) -> None:
+        """More callers than the model has seats anywhere: another model's lease is taken back.
+
+        Args:
+            to_first_token: keep the callers until one is answered by a replica in the new lease.
+            found: the trial's times are added there.
+            orders: the order whose first token is to be looked up is added there.
+        """
+        self.calm()
+        held = self._slurm.running("serve")
+        known = {lease["lease_id"] for lease in self._house.leases()}
+        crowd = reclaim_site.Crowd(self._house, self._key, RUNG3_CALLERS, 64, again=True)
+        try:
+            ready_us = reclaim_site.until(
+                lambda: bool(self._slurm.running("serve") - held),
+                "new serve lease",
+                60,
+                reclaim_site.POLL_S,
+            )
+            order = self._ordered(crowd.began_us, "CloseLease", "rung 3")
+            if to_first_token:
+                orders.append(Order(self._answering(known), order["at_us"]))
+        finally:
+            crowd.leave()
+        found.decision_s.append((order["at_us"] - crowd.began_us) / 1e6)
+        found.ready_s.append((ready_us - order["at_us"]) / 1e6)
+        self._note(found, crowd, found.trials, 0, "rung 3")
+
+    def _answering(self, known: set[str]) -> str:
+        """Wait for a replica in a new lease that has an interactive caller; return its id."""
+        names: list[str] = []
+
+        def there() -> bool:
+            names[:] = [
+                str(replica["replica_id"])
+                for replica in self._house.replicas()
+                if replica["lease_id"] not in known
+                and (replica["stats"] or {}).get("interactive", 0) > 0
+            ]
+            return bool(names)
+
+        reclaim_site.until(there, "caller answered in the new lease", 120, 0.2)
+        return names[0]
+
+    def first_tokens(self, orders: Sequence[Order], since_us: int) -> list[float]:
+        """Return seconds from each order to the first token on its replica."""
+        return first_tokens(orders, self._rows(since_us))
+
+    def _ordered(self, since_us: int, act: str, word: str, about: str = "") -> dict[str, Any]:
+        """Return the first plan that holds an action of a kind, with these words in it."""
+        for plan in self._house.plans(since_us):
+            for action in plan["actions"]:
+                text = action["what"]
+                if action["act"] == act and word in text and about in text:
+                    return plan
+        raise LookupError(f"no plan since the spike has {act} with {word!r}")
+
+    def _rows(self, since_us: int) -> list[dict[str, Any]]:
+        """Return the usage rows of callers since a moment."""
+        rows = self._house.attempts(tier="interactive", start_us=str(since_us))
+        return [row for row in rows if row["first_token_us"] and row["replica_id"]]
+
+    def _note(
+        self, found: Times, crowd: reclaim_site.Crowd, trial: int, trials: int, name: str
+    ) -> None:
+        found.trials += 1
+        found.failed += crowd.failed
+        found.ttft_ms += crowd.ttft_ms
+        if trials == 0 or trial % 20 == 19 or trial + 1 == trials:
+            last = f"decision {found.decision_s[-1]:.2f} s, " if found.decision_s else ""
+            ready = f"ready {found.ready_s[-1]:.3f} s" if found.ready_s else ""
+            say(f"{name}: {found.trials} trials; the last one: {last}{ready}")
+
+
+def fresh(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    """Return what came to a list that keeps only its newest entries."""
+    for count in range(len(after) + 1):
+        kept = len(after) - count
+        if kept <= len(before) and list(before[len(before) - kept :]) == list(after[:kept]):
+            return list(after[kept:])
+    return list(after)
+
+
+def first_tokens(orders: Sequence[Order], rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return seconds from each order to the first token of a caller on its replica; none: left out."""
+    found: list[float] = []
+    for order in orders:
+        mine = [
+            row["first_token_us"]
+            for row in rows
+            if row["replica_id"] == order.replica_id and row["first_token_us"] > order.at_us
+        ]
+        if mine:
+            found.append((min(mine) - order.at_us) / 1e6)
+    return found
+
+
+def say(text: str) -> None:
+    """Tell how far it is."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
