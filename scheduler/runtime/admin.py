@@ -14,6 +14,7 @@ import pydantic
 from sqlalchemy import exc
 
 from scheduler.contracts import clock, errors, fleet, ports, requests, times
+from scheduler.runtime import overlap
 from scheduler.runtime.registry import cordons, keys, store
 
 MAX_REPLICAS = 10_000  # far above any site; a slip of the finger must not flood Slurm with jobs
@@ -314,11 +315,13 @@ def explanation(registry: store.Registry, source: ports.FleetSource, model: str)
         if not models:
             raise errors.ModelNotFound(f"{model}: not deployed here; see `fctl show models`")
     broker = registry.journal.fact("broker")
+    rolled = registry.journal.fact(overlap.FACT)
     plans = registry.journal.plans(1)
     return {
         "broker": {"at_us": broker.at_us, **broker.body} if broker else None,
         "plan": {"at_us": plans[0].at_us, **plans[0].body} if plans else None,
         "models": models,
+        "rollover": rolled.body if rolled else None,
     }
 
 

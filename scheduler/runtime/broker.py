@@ -25,6 +25,7 @@ from scheduler.runtime import (
     lease_acts,
     live,
     loop,
+    overlap,
     schedules,
     settings,
     snapshots,
@@ -86,6 +87,7 @@ class Leader:
             self.live, parts.registry, parts.slurm, parts.lease_renderer, options, parts.time
         )
         self.forecasts = forecasts.Forecasts(parts.ledger, parts.zone, options.forecast_days)
+        self._overlap = overlap.Overlap(None, parts.time.monotonic(), parts.time.wall_us())
         self._server: aio.Server | None = None
         self._speaking: frozenset[str] = frozenset()
         self._catalog_due = float("-inf")
@@ -102,6 +104,9 @@ class Leader:
         held = await asyncio.to_thread(parts.registry.holdings.load)
         self.live.restore(held, parts.time.monotonic())
         await self._read_catalog()
+        told = await asyncio.to_thread(parts.registry.journal.fact, overlap.FACT)
+        body = told.body if told is not None else None
+        self._overlap = overlap.Overlap(body, parts.time.monotonic(), parts.time.wall_us())
         keeper = guard.Guard(await asyncio.to_thread(guard.token, parts.state_dir))
         server = aio.server(options=wire.SERVER_OPTIONS)
         control_pb2_grpc.add_AgentLinkServicer_to_server(
@@ -156,6 +161,9 @@ class Leader:
             self.poller.soon()
         self.notes = made.notes
         self.wanted = made.wanted
+        sizes = {each.key: each.spec.gpus for each in picture.deployments}
+        wanted_gpus = sum(each.total * sizes.get(key, 0) for key, each in made.wanted.items())
+        self._overlap.note(picture, self._parts.options, wanted_gpus)
         if now >= self._facts_due or results:
             await self._tell(now)
             self._facts_due = now + FACTS_S
@@ -253,6 +261,7 @@ class Leader:
                 ],
                 "error": self.poller.error,
             },
+            overlap.FACT: self._overlap.fact(),
             "queue": {name: dataclasses.asdict(item) for name, item in demand.items()},
             "broker": {
                 "epoch": self.live.epoch,
