@@ -133,7 +133,8 @@ def fqueue_parser() -> command_line.Parser:
         "fqueue",
         add_help=False,  # squeue's -h is another thing
         description="List batch jobs; without -t those that have not ended.",
-        epilog="examples:\n  fqueue --me\n  fqueue -t all -o '%i %T %D %r'\n  fqueue -j 12 -i 2\n",
+        epilog="examples:\n  fqueue --me\n  fqueue -t all -o '%i %T %D %r'\n  fqueue -j 12 -i 2\n"
+        "  sbatch -d afterok:$(sbatch --parsable --wrap 'fqueue --wait -j 12') next.sh\n",
     )
     _add_filters(parser)
     parser.add_argument("-j", "--jobs", default="", metavar="IDS", help="these ids, comma list")
@@ -147,6 +148,9 @@ def fqueue_parser() -> command_line.Parser:
     )
     parser.add_argument(
         "-i", "--iterate", type=_seconds, default=0, metavar="SECS", help="again and again"
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help="until the jobs of -j end; exit 0 only if all succeeded"
     )
     parser.add_argument("--start", action="store_true", help="when they are expected to start")
     parser.add_argument(
@@ -165,6 +169,8 @@ def _fqueue(argv: Sequence[str], around: submitting.Surroundings) -> int:
     params = _params(known, states=_ACTIVE if not known.jobs else "")
     if known.jobs:
         params["ids"] = _ids(known.jobs)
+    if known.wait:
+        return _awaited(known, around)
     while True:
         jobs = around.api.call("GET", _JOBS, params=params).json["jobs"]
         jobs = form.sorted(jobs, known.sort)
@@ -180,6 +186,18 @@ def _fqueue(argv: Sequence[str], around: submitting.Surroundings) -> int:
             return 0
         around.out.flush()
         around.pause(known.iterate)
+
+
+def _awaited(known: argparse.Namespace, around: submitting.Surroundings) -> int:
+    """Wait for jobs that were submitted before, such as from inside a Slurm job; return the worst code."""
+    if not known.jobs:
+        raise command_line.CommandError("--wait: for which jobs? Give -j with their ids")
+    return max(
+        waiting.until_done(
+            int(job_id), api=around.api, err=around.err, pause=around.pause, folder=None
+        )
+        for job_id in _ids(known.jobs).split(",")
+    )
 
 
 def _add_filters(parser: argparse.ArgumentParser) -> None:

@@ -13,9 +13,11 @@ import secrets
 import shutil
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 _CHUNK = 1 << 20
+_MOST_PARTS = 4_096  # of a path with the links in it; the kernel allows less
 _ENVIRONMENT = (
     "PATH",
     "PYTHONPATH",
@@ -93,12 +95,13 @@ def place(fd: int, target: str) -> None:
     """Copy what ``fd`` holds to ``target``: temporary file beside it, fsync, rename, fsync.
 
     Raises:
-        PublishError: the target is a link or anything but a file.
+        PublishError: the target is a link or anything but a file, or a link leads into another user's folder.
         OSError: what the file system refuses.
     """
     folder, name = os.path.split(target)
     folder_fd = os.open(folder or "/", os.O_RDONLY | os.O_DIRECTORY)
     try:
+        _refuse_theirs(folder, folder_fd)
         _refuse_other(name, folder_fd)
         part = f".{name[:200]}.{secrets.token_hex(6)}.part"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -116,6 +119,35 @@ def place(fd: int, target: str) -> None:
         os.fsync(folder_fd)
     finally:
         os.close(folder_fd)
+
+
+def _refuse_theirs(folder: str, folder_fd: int) -> None:
+    """Refuse a path that a user's link leads into another user's folder, even one that all may write.
+
+    Links of the site's own (``/scratch`` to a file system) and of the folder's owner are no such.
+    """
+    owner = os.fstat(folder_fd).st_uid
+    if owner in {0, os.geteuid()}:
+        return
+    if any(each not in {0, owner} for each in _link_owners(folder)):
+        raise PublishError("a link leads into another user's folder: name that folder itself")
+
+
+def _link_owners(folder: str) -> Iterator[int]:
+    """Yield who owns each link on the way to a folder, links in links' targets included."""
+    at, ahead = "/", folder.split("/")
+    for _ in range(_MOST_PARTS):
+        if not ahead:
+            return
+        path = os.path.normpath(os.path.join(at, ahead.pop(0)))  # noqa: PTH118 - pathlib keeps no ..
+        found = os.lstat(path)
+        if stat.S_ISLNK(found.st_mode):
+            yield found.st_uid
+            target = str(Path(path).readlink())
+            at = "/" if target.startswith("/") else at
+            ahead = [*target.split("/"), *ahead]
+        else:
+            at = path
 
 
 def _refuse_other(name: str, folder_fd: int) -> None:

@@ -20,7 +20,7 @@ def until_done(
     api: ports.Api,
     err: TextIO,
     pause: Callable[[float], None],
-    folder: Path,
+    folder: Path | None,
     quiet: bool = False,
     follow: TextIO | None = None,
 ) -> int:
@@ -31,7 +31,7 @@ def until_done(
         api: the gateway.
         err: for the progress and the last word.
         pause: waits for so many seconds.
-        folder: for results that Forebay itself could not put anywhere.
+        folder: for results that Forebay itself could not put anywhere; None: they stay where they are.
         quiet: nothing on ``err``.
         follow: where answers are printed as they come.
 
@@ -56,7 +56,7 @@ def until_done(
             if model.State(job["state"]).final:
                 break
             pause(_EACH_S)
-    written = fetch(job, api=api, folder=folder)
+    written = [] if folder is None else fetch(job, api=api, folder=folder)
     if not quiet:
         print(summary(job), file=err)
         for path in written:

@@ -25,7 +25,11 @@ class DoorSettings:
         least=1024 * 1024,
     )
     upload_limit: int = setting(
-        1024 * MIB, "Largest file body (batch input), which is streamed.", unit="bytes", least=1024
+        32 * 1024 * MIB,
+        "Largest file body (batch input). It is streamed to disk line by line, so its size costs no memory; "
+        "ten million lines with long prompts are some 20 GB.",
+        unit="bytes",
+        least=1024,
     )
     connections: int = setting(
         8192,

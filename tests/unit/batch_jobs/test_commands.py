@@ -377,6 +377,24 @@ def test_fqueue_lists_what_has_not_ended(
     assert said.out == "alice\n"
 
 
+def test_fqueue_waits_for_jobs_that_were_submitted_before(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    said = world.run_command("fqueue", ["--wait"], api, tmp_path)
+    assert (said.code, said.err) == (
+        1,
+        "fqueue: error: --wait: for which jobs? Give -j with their ids\n",
+    )
+    for failed in (0, 1):
+        job = store.must(api.submit(world.many(1)))
+        counts = model.Counts(total=1, ok=1 - failed, failed=failed)
+        store.move(store.move(job, model.Event.START), model.Event.FAIL, counts=counts)
+    said = world.run_command("fqueue", ["--wait", "-j", "1,2"], api, tmp_path)
+    assert said.code == 1
+    assert "job 1 FAILED" in said.err
+    assert "job 2 FAILED" in said.err
+
+
 def test_fqueue_again_and_again(api: world.AppApi, tmp_path: Path) -> None:
     from batch_jobs import commands
 

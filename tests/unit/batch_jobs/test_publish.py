@@ -101,6 +101,26 @@ async def test_a_folder_that_the_user_cannot_write_is_refused(
     assert not list(mine.iterdir())
 
 
+async def test_a_users_link_into_anothers_open_folder_is_refused(
+    source: Path, theirs: Path
+) -> None:
+    shared = theirs.parent / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    os.chown(shared, 1234, 1234)
+    (theirs / "link").symlink_to("../shared")
+    (theirs / "hop").symlink_to(theirs / "link")
+    for name in ("link", "hop"):
+        os.lchown(theirs / name, NOBODY, NOBODY)
+        with pytest.raises(publish.PublishError, match="another user's folder"):
+            await put(source, theirs / name / "out.jsonl", NOBODY)
+    assert not list(shared.iterdir())
+    os.lchown(theirs / "link", 0, 0)  # the site's own, as /scratch may be
+    await put(source, theirs / "link" / "out.jsonl", NOBODY)
+    await put(source, shared / "named.jsonl", NOBODY)
+    assert {path.name for path in shared.iterdir()} == {"out.jsonl", "named.jsonl"}
+
+
 async def test_rights_are_given_up_for_good(theirs: Path) -> None:
     code = (
         "import os\nfrom batch_jobs import publish\n"
