@@ -134,7 +134,9 @@ class Launch:
 def _chunk(spec: fleet.ReplicaSpec) -> int:
     """Return the prompt tokens of one step at most, as far as the spec says."""
     said = str(spec.engine_args.get("max-num-batched-tokens", ""))
-    return int(said) if said.isdecimal() and int(said) else throttle.PREFILL_TOKENS
+    if said.isdecimal() and int(said):
+        return int(said)
+    return int(spec.tuning.get("chunk_tokens", throttle.PREFILL_TOKENS))
 
 
 class Reporter(Protocol):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from engines.vllm import tuned
 from scheduler.contracts import fleet
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*(\.[A-Za-z0-9_.+-]+)?")
@@ -73,9 +74,16 @@ def command_line(spec: fleet.ReplicaSpec) -> list[str]:
         "--enable-prompt-tokens-details",
         "--disable-fastapi-docs",
     ]
+    said: dict[str, Any] = {}
     for raw, value in spec.engine_args.items():
         name = raw.removeprefix("--").replace("_", "-")
         _check(spec.model, raw, name)
+        said[name] = value
+    try:
+        typed = tuned.options(spec, said)
+    except ValueError as error:
+        raise ArgumentError(f"model {spec.model}: {error}") from error
+    for name, value in (typed | said).items():
         line += _option(spec.model, name, value)
     return line + list(_adapters(spec))
 

@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 import pydantic
 
 from scheduler.contracts import fleet, requests, settings
+from scheduler.contracts import tuning as tunings
+from scheduler.contracts import weights as weight_places
 from scheduler.runtime import scaling as bounds
 from scheduler.runtime import toml_lines
 
@@ -51,7 +53,19 @@ class ModelSettings:
     engine: fleet.EngineKind = settings.setting(
         fleet.EngineKind.VLLM, "vllm, http (any OpenAI-compatible server) or simulated."
     )
-    weights: str = settings.setting("", "Folder of the weights (vllm) or base URL (http).")
+    weights: str = settings.setting(
+        "",
+        "Folder of the weights, or a place to stage them from: file:///folder, s3://bucket/prefix, "
+        "hf://owner/name@revision (vllm); base URL (http).",
+    )
+    weights_digest: str = settings.setting(
+        "", "Digest of the weights' manifest, which nodes then insist on; empty: what the place has."
+    )
+    tuning: Mapping[str, Any] = settings.setting(
+        {},
+        "Engine settings known by type: chunk_tokens, prefix_caching, kv_offload_gb, speculative, "
+        "quantization_approval; see docs/engine-settings.md.",
+    )
     engine_args: Mapping[str, Any] = settings.setting(
         {}, "Engine options by long name without dashes; true stands for a bare flag."
     )
@@ -96,6 +110,9 @@ class ModelSettings:
         if self.reserved_seats > self.seats:
             raise ValueError(f"reserved_seats {self.reserved_seats} exceed seats {self.seats}")
         bounds.from_mapping(self.scaling)
+        tunings.read(self.tuning)
+        if weight_places.staged(self.weights):
+            weight_places.parse(self.weights)
         if self.weight > 100:
             raise ValueError(f"weight {self.weight} is over 100 percent")
         if self.engine is not fleet.EngineKind.SIMULATED and not self.weights:
@@ -116,6 +133,8 @@ class ModelSettings:
             adapters=dict(self.adapters),
             dedicated=self.dedicated,
             itl_slo_ms=self.itl_slo_ms,
+            weights_digest=self.weights_digest,
+            tuning=dict(self.tuning),
         )
 
 

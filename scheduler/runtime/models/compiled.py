@@ -44,6 +44,8 @@ def spec(
         },
         dedicated=given.dedicated if found.dedicated is None else found.dedicated,
         itl_slo_ms=slo,
+        weights_digest=found.weights_digest,
+        tuning=_tuning(found),
     )
 
 
@@ -78,6 +80,14 @@ def deployed(
                 bounds = {}
         found.append(Deployed(each, replicas, given.role or model.role, bounds))
     return tuple(found)
+
+
+def _tuning(version: document.Version) -> dict[str, Any]:
+    """Return the typed engine settings, as far as they are not the default."""
+    found = version.tuning.model_dump(mode="json", exclude_defaults=True)
+    if version.quantization_approval:
+        found.setdefault("quantization_approval", version.quantization_approval)
+    return found
 
 
 def _arguments(version: document.Version) -> dict[str, Any]:

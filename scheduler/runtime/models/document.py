@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import pydantic
 
 from scheduler.contracts import fleet, requests
+from scheduler.contracts import tuning as tunings
 
 MOST = 10_000  # of anything: a slip must not flood the registry
 
@@ -67,6 +68,8 @@ class Version(Frozen):
     Attributes:
         runner: what it does: generate, embed, or classify.
         weights: folder (vllm), base URL (http), or a source that is staged.
+        weights_digest: of the weights' manifest, which nodes insist on; empty: what the source has.
+        tuning: engine settings that Forebay knows by type.
         dtype, quantization: as the engine names them; empty: as the weights say.
         quantization_approval: who allowed that quantization for this version, and where it is written down.
         tensor_parallel, pipeline_parallel: GPUs of a replica are their product, unless the profile says more.
@@ -77,6 +80,8 @@ class Version(Frozen):
     engine: fleet.EngineKind = fleet.EngineKind.VLLM
     runner: Runner = Runner.GENERATE
     weights: Text = ""
+    weights_digest: Text = ""
+    tuning: tunings.Tuning = tunings.Tuning()
     dtype: Text = ""
     quantization: Text = ""
     quantization_approval: Text = ""

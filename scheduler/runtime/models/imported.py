@@ -76,6 +76,8 @@ def _version(item: config.ModelSettings, first: config.ModelSettings) -> dict[st
         "engine": item.engine,
         "weights": item.weights,
         "max_context": item.max_context,
+        "weights_digest": item.weights_digest,
+        "tuning": dict(item.tuning),
         "engine_args": dict(item.engine_args),
         "seats": item.seats,
         "reserved_seats": item.reserved_seats,

@@ -1,0 +1,104 @@
+"""What only a look can tell of a model's version, asked before it is registered: its weights, its arguments.
+
+Implements the part of the registry's inspector that concerns versions (`scheduler.runtime.models.checks`).
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import subprocess
+from pathlib import Path
+
+from engines import settings
+from engines.slot import children
+from engines.vllm import arguments
+from engines.weights import examine, sources, stager
+from scheduler.contracts import fleet, weights
+from scheduler.runtime.models import checks
+
+PARSER_S = 120.0  # importing vLLM takes 11 to 25 s on a busy machine
+log = logging.getLogger(__name__)
+
+
+class Inspector(checks.Unseen):
+    """Looks at versions.
+
+    Args:
+        options: the [engines] settings of this host.
+    """
+
+    def __init__(self, options: settings.EnginesSettings) -> None:
+        self._options = options
+
+    def version(self, spec: fleet.ReplicaSpec) -> str:
+        """Return what is wrong with a version, as one line with the fix; "" if nothing is."""
+        if spec.engine is not fleet.EngineKind.VLLM:
+            return ""
+        try:
+            arguments.command_line(spec)
+            self._look(spec)
+        except (arguments.ArgumentError, weights.WeightsError) as error:
+            return str(error)
+        except sources.SourceDown as error:
+            return f"weights can't be looked at now: {error}; try again when they can"
+        return self._parsed(spec)
+
+    def _look(self, spec: fleet.ReplicaSpec) -> None:
+        """Look at the weights' headers where they lie."""
+        place = weights.Place("file", "", spec.weights)
+        if weights.staged(spec.weights):
+            place = weights.parse(spec.weights)
+        elif not Path(spec.weights).is_absolute():
+            raise weights.WeightsError(
+                f"weights {spec.weights!r}: write an absolute folder, or file://, s3://, hf:// "
+                "to have them staged"
+            )
+        source = sources.of(place, stager.places(self._options))
+        sizes = {one.name: one.size for one in source.files()}
+        unsafe = self._options.weights_unsafe
+        examine.examine(sizes, source.read, spec.weights, unsafe=unsafe)
+        if not spec.weights_digest:
+            return
+        at = sizes.get(weights.MANIFEST)
+        if at is None:
+            raise weights.WeightsError(
+                f"{spec.weights}: weights_digest is set and no {weights.MANIFEST} lies there: "
+                "make it with `fctl weights "
+                "manifest`, and take its digest"
+            )
+        text = bytes(source.read(weights.MANIFEST, 0, at))
+        said = weights.Manifest.read(text, f"{spec.weights}/{weights.MANIFEST}")
+        if said.digest != spec.weights_digest:
+            raise weights.WeightsError(
+                f"{spec.weights}: weights_digest is {spec.weights_digest[:16]}…, the manifest "
+                "there has "
+                f"{said.digest[:16]}…: take that, or put the right files there"
+            )
+
+    def _parsed(self, spec: fleet.ReplicaSpec) -> str:
+        """Ask vLLM's own parser, where vLLM is on this host; where not, a replica's start will."""
+        python = self._options.vllm_python
+        if not python or not os.access(python, os.X_OK):
+            log.warning(
+                "%s %s: no vLLM here that could judge its arguments", spec.model, spec.version
+            )
+            return ""
+        asked = json.dumps({**dataclasses.asdict(spec), "engine": spec.engine.value})
+        try:
+            told = subprocess.run(
+                [python, "-P", "-m", "engines.vllm.check"],
+                input=asked + "\n",
+                env=children.environment({}),
+                capture_output=True,
+                text=True,
+                timeout=PARSER_S,
+                check=True,
+            )
+            return str(json.loads(told.stdout.splitlines()[-1])["fault"])
+        except (OSError, subprocess.SubprocessError, ValueError, IndexError, KeyError) as error:
+            log.warning("vLLM's parser on this host: %s", error)
+            why = type(error).__name__
+            return (
+                f"vLLM's parser could not be asked ({why}): see the gateway's log, then try again"
+            )

@@ -1,0 +1,61 @@
+"""A version is looked at before it is registered: its weights' headers, its manifest, its arguments."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from engines import settings
+from engines.weights import examine, sources
+from forebay import inspecting
+from scheduler.contracts import fleet, weights
+from tests.unit.weights import places
+
+
+def look(spec: fleet.ReplicaSpec, **options: str) -> str:
+    return inspecting.Inspector(settings.EnginesSettings(**options)).version(spec)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> fleet.ReplicaSpec:
+    place = places.model(tmp_path / "m")
+    return fleet.ReplicaSpec("m", "v1", fleet.EngineKind.VLLM, f"file://{place}")
+
+
+def test_a_whole_model_passes_staged_or_where_it_lies(
+    spec: fleet.ReplicaSpec, tmp_path: Path
+) -> None:
+    assert look(spec) == ""
+    assert look(dataclasses.replace(spec, weights=str(tmp_path / "m"))) == ""
+
+
+def test_what_can_not_be_loaded_is_refused(spec: fleet.ReplicaSpec, tmp_path: Path) -> None:
+    changed = dataclasses.replace
+    assert "no such folder" in look(changed(spec, weights=f"file://{tmp_path}/none"))
+    assert "write an absolute folder" in look(changed(spec, weights="models/m"))
+    assert "write hf://owner/name@revision" in look(changed(spec, weights="hf://a/b"))
+    assert "is its file system mounted" in look(changed(spec, weights="file:///nowhere/at/all"))
+    assert "a replica has one port" in look(changed(spec, engine_args={"port": 80}))
+    (tmp_path / "m" / "model-00002-of-00003.safetensors").write_bytes(b"short")
+    assert "cut off (5 bytes): upload it again" in look(spec)
+
+
+def test_a_digest_must_be_that_of_the_manifest(spec: fleet.ReplicaSpec, tmp_path: Path) -> None:
+    wanted = dataclasses.replace(spec, weights_digest="0" * 64)
+    assert "make it with `fctl weights manifest`" in look(wanted)
+    place = tmp_path / "m"
+    made = examine.manifest(sources.Folder(place), str(place))
+    (place / weights.MANIFEST).write_text(made.text())
+    assert "take that, or put the right files there" in look(wanted)
+    assert look(dataclasses.replace(spec, weights_digest=made.digest)) == ""
+
+
+def test_the_engines_own_parser_has_the_last_word(spec: fleet.ReplicaSpec, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\ncat >/dev/null\necho \'{"fault": "vLLM says: no such option"}\'\n'
+    )
+    python.chmod(0o700)
+    assert look(spec, vllm_python=str(python)) == "vLLM says: no such option"
+    python.write_text("#!/bin/sh\nexit 3\n")
+    assert "could not be asked" in look(spec, vllm_python=str(python))
