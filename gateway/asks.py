@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from gateway import fingerprints, standing
+from gateway import fingerprints, standing, threads
 from scheduler.contracts import errors, requests
-from scheduler.core import outputs, prefixes, routing
+from scheduler.core import outputs, prefixes, versions
 
 _CALLS = ("tool_calls", "function_call")
 _SHOWN = ("functions", "documents")
@@ -36,6 +36,7 @@ class Asking(msgspec.Struct, frozen=True, array_like=True):
         all_tokens: of every prompt and input that came as ids: what quotas reserve.
         all_chars: of everything that may become prompt text: every prompt, calls of tools among messages.
         avoid: replicas whose engines have failed on it.
+        thread: key of its conversation, 0 if none is known: equal ones get the same version.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class Asking(msgspec.Struct, frozen=True, array_like=True):
     all_tokens: int = 0
     all_chars: int = 0
     avoid: tuple[str, ...] = ()
+    thread: int = 0
 
     def again(self, version: str | None, avoid: str | None) -> "Asking":
         """Return it as it waits again: for the ``version`` of its answer, elsewhere than at ``avoid``."""
@@ -108,12 +110,18 @@ class Needs:
         )
 
 
-def of(request: requests.InferenceRequest, chunk_bytes: int = prefixes.CHUNK_BYTES) -> Asking:
+def of(
+    request: requests.InferenceRequest,
+    chunk_bytes: int = prefixes.CHUNK_BYTES,
+    *,
+    several: bool = False,
+) -> Asking:
     """Return what ``request`` asks of admission.
 
     Args:
         request: the checked request.
         chunk_bytes: of its prompt's fingerprints.
+        several: whether more than one version answers its model's requests.
     """
     body, caller = request.body, request.caller
     chars, size = _measured(body)
@@ -138,6 +146,7 @@ def of(request: requests.InferenceRequest, chunk_bytes: int = prefixes.CHUNK_BYT
         fingerprints.of(request, chunk_bytes),
         request.endpoint.value,
         *everything(body, chars),
+        thread=threads.key(request) if several else 0,
     )
 
 
@@ -157,7 +166,7 @@ def needs(
     Args:
         asking: the request.
         known: the fleet.
-        draw: random number in [0, 1).
+        draw: random number in [0, 1), for a request of no conversation.
         learned: estimates of tokens.
         long_at: prompt tokens from which a request is long, 0: never.
 
@@ -168,10 +177,17 @@ def needs(
     """
     route = known.view.routes.get(asking.model)
 
-    def takes(version: str) -> bool:
-        return known.takes(asking.model, version, asking.adapter, asking.tier)
+    failed = known.versions(asking.model, asking.avoid) if asking.avoid else frozenset[str]()
 
-    version = asking.version or (routing.pick_version(route, draw, takes) if route else None)
+    def takes(version: str) -> bool:
+        # One that failed on it is drawn again only where no other is: it may be a bad version.
+        return version not in failed and known.takes(
+            asking.model, version, asking.adapter, asking.tier
+        )
+
+    version = asking.version
+    if version is None and route is not None:
+        version = versions.pick(route, asking.thread or int(draw * 2.0**64), takes)
     if route is None or version is None:
         raise errors.ModelNotFound(
             f"model {asking.model}: it has no version in service; see /v1/models", param="model"

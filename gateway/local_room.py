@@ -7,6 +7,7 @@ It knows a request as an `asks.Asking`, so it may live in another process than t
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import random
 from collections.abc import Callable, Hashable
@@ -214,6 +215,8 @@ class LocalRoom:
         mine.dispatched = False
         now, until = self.now, mine.ticket.deadline
         mine.asking = mine.asking.again(version, avoid)
+        if avoid is not None and mine.asking.version is None:
+            self._redraw(mine)
         if mine.asking.deadline_us is None and until is not None:
             # The limit is one of waiting: the time that it ran on a replica does not count. (A refusal
             # takes no time, and must not cost it its place among those of the same limit.)
@@ -225,6 +228,13 @@ class LocalRoom:
         model = self._model(mine.asking.model)
         model.queue.requeue(mine.ticket, now)
         self._turns.give(mine.asking.model)
+
+    def _redraw(self, mine: local_waiter.LocalWaiter) -> None:
+        """Draw the version again: that of a replica that failed on the request may be a bad one."""
+        with contextlib.suppress(errors.ForebayError):
+            mine.needs = self._reckon.needs(mine.asking, self._standing(), mine.draw)
+            shape = mine.needs.shape(mine.ticket.team)
+            mine.ticket = dataclasses.replace(mine.ticket, shape=shape)
 
     def leave(self, waiter: waiting.Waiter, spent: quota.Spent = quota.NOTHING) -> None:
         """Forget a request, which has used ``spent``; a grant of it that is open is closed."""

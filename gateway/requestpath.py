@@ -197,7 +197,10 @@ class RequestPath:
         begun = dispatch.given(request)
         sent = emitted.Emitted(begun)
         try:
-            waiter = self._room.enter(asks.of(request, self._settings.prefix_chunk_bytes))
+            route = self._room.view().routes.get(request.model)
+            several = route is not None and len(route.weights) > 1
+            chunk_bytes = self._settings.prefix_chunk_bytes
+            waiter = self._room.enter(asks.of(request, chunk_bytes, several=several))
         except errors.ForebayError as error:
             self._refused(request, 1, error)
             raise
@@ -261,9 +264,10 @@ class RequestPath:
                 self._room.again(waiter)
                 continue  # the same attempt: it has not begun
             except replica.Lost as lost:
+                if lost.kind is not errors.Draining:
+                    avoid = grant.replica.replica_id
                 if lost.kind is errors.EngineFailed:
                     failed.append(grant.replica)
-                    avoid = grant.replica.replica_id
                 else:  # gone, or leaving: until the view says so, nobody else is sent there
                     self._room.suspect(grant.replica)
                 _log.warning(

@@ -1,6 +1,6 @@
 """One view of the fleet, prepared for the questions that every request asks of it. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from scheduler.contracts import fleet, ids, requests
 from scheduler.core import routing
@@ -30,6 +30,13 @@ class Standing:
     def of(self, model: str) -> list[fleet.Replica]:
         """Return a model's replicas."""
         return self.replicas.get(model, [])
+
+    def versions(self, model: str, replica_ids: Iterable[str]) -> frozenset[str]:
+        """Return the versions of some of a model's replicas."""
+        named = frozenset(replica_ids)
+        return frozenset(
+            replica.spec.version for replica in self.of(model) if replica.replica_id in named
+        )
 
     def most_seats(self, model: str, tier: requests.Tier) -> int | None:
         """Return the most sequences that any replica of a model runs at once, None without any."""

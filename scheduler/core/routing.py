@@ -7,7 +7,6 @@ change only with a view are settled in `candidates`; those here look at what cha
 import bisect
 import dataclasses
 import enum
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -118,26 +117,6 @@ class Outlook(enum.StrEnum):
     SERVING = "serving"
     COMING = "coming"
     NONE = "none"
-
-
-def pick_version(
-    route: fleet.Route, draw: float, takes: Callable[[str], bool] = lambda _: True
-) -> str | None:
-    """Return a version by the route's weights.
-
-    Args:
-        route: the weights; they need not add up to 100.
-        draw: random number in [0, 1).
-        takes: whether a replica of a version may take the request now. Where one may, those versions alone
-            are drawn: a rollout's next version may not be up yet, or lack the adapter.
-    """
-    versions = [version for version in sorted(route.weights) if route.weights[version] > 0]
-    if not versions:
-        return None
-    if len(versions) > 1:
-        versions = [version for version in versions if takes(version)] or versions
-    edges = list(itertools.accumulate(route.weights[version] for version in versions))
-    return versions[min(bisect.bisect_right(edges, draw * edges[-1]), len(versions) - 1)]
 
 
 def outlook(

@@ -132,19 +132,19 @@ def two_hosts(
 
 async def test_a_stream_that_moves_while_it_waits_keeps_its_version() -> None:
     view = harness.make_view(
-        [harness.make_replica("r1", seats=1), harness.make_replica("r2", version="2")],
+        [harness.make_replica("r1", seats=1, version="2"), harness.make_replica("r2")],
         weights={"1": 50, "2": 50},
     )
     room, live, other = two_hosts(view)
     waiter = room.enter(ask("a"))
     grant = await turn(room, waiter)
-    assert grant.version == "1"
+    assert grant.version == "2"
     grant.close()
-    other.enter(ask("b", version="1"))
+    other.enter(ask("b", version="2"))
     room.again(waiter, grant.version)
     live[0] = live[0][:1]
     room.refresh()
-    assert (await turn(room, waiter)).version == "1"
+    assert (await turn(room, waiter)).version == "2"
     room.leave(waiter)
 
 

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from scheduler.contracts import clock, fleet
-from scheduler.core import routing
+from gateway import threads
+from scheduler.contracts import clock, fleet, ids, requests
 from tests.unit.gateway import harness
 from tests.unit.gateway.test_room_rules import ask, granted, room
 
@@ -81,7 +81,45 @@ async def test_one_teams_hint_says_nothing_of_anothers_replica(fake_clock: clock
     assert len(set(went.values())) > 1
 
 
-def test_a_version_is_drawn_among_those_that_take_the_request() -> None:
-    assert routing.pick_version(HALF, 0.9, lambda version: version == "1") == "1"
-    assert routing.pick_version(HALF, 0.1, lambda version: version == "2") == "2"
-    assert routing.pick_version(HALF, 0.9, lambda _: False) == "2"  # none: as the route says
+async def test_a_request_that_one_version_failed_on_goes_to_the_other(
+    fake_clock: clock.FakeClock,
+) -> None:
+    made, source = room(fake_clock, harness.make_replica("r1"))
+    source.set(view(2, harness.make_replica("r1"), next_version()))
+    asked = made.enter(ask("a"))
+    assert asked.open is not None
+    assert asked.open.replica.replica_id == "r2"
+    asked.open.close()
+    made.again(asked, None, "r2")
+    assert asked.open is not None
+    assert asked.open.replica.replica_id == "r1"
+    made.leave(asked)
+
+
+def asking_for(body: dict[str, object], hint: str | None = None) -> int:
+    caller = requests.Caller("physics", "ada", "k1")
+    return threads.key(
+        requests.InferenceRequest(
+            request_id=ids.RequestId("r"),
+            endpoint=requests.Endpoint.CHAT,
+            body=body,
+            model="chat",
+            tier=requests.Tier.INTERACTIVE,
+            caller=caller,
+            stream=False,
+            arrived_us=0,
+            cache_hint=hint,
+        )
+    )
+
+
+def test_a_conversation_keeps_its_key_as_it_grows_and_a_system_prompt_makes_none() -> None:
+    system = {"role": "system", "content": "You are kind."}
+    hello, reply = {"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}
+    first = asking_for({"messages": [system, hello]})
+    assert first == asking_for({"messages": [system, hello, reply, hello]})
+    assert first != asking_for({"messages": [system, {"role": "user", "content": "bye"}]})
+    assert asking_for({"prompt": "x" * 300}) == asking_for({"prompt": "x" * 400})
+    assert asking_for({"prompt": [1, 2, 3]}) != asking_for({"prompt": [1, 2, 4]})
+    assert asking_for({"messages": [hello]}, "k") == asking_for({"messages": [system]}, "k")
+    assert asking_for({}) == 0

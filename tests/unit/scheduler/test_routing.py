@@ -332,14 +332,6 @@ def test_cache_hint_is_one_replica_and_few_hints_move_when_one_goes() -> None:
     assert all(four[key] == five[key] for key in five if five[key] != "r4")
 
 
-def test_versions_follow_the_routes_weights() -> None:
-    route = fleet.Route("chat", {"1": 90, "2": 10, "3": 0})
-    draws = [n / 1000 for n in range(1000)]
-    counts = collections.Counter(routing.pick_version(route, draw) for draw in draws)
-    assert counts == {"1": 900, "2": 100}
-    assert routing.pick_version(fleet.Route("chat", {"1": 0}), 0.5) is None
-
-
 def test_outlook() -> None:
     up, soon = replica("r1"), replica("r2", state=fleet.ReplicaState.STARTING, version="2")
     assert routing.outlook([up, soon], "chat", None) is routing.Outlook.SERVING
