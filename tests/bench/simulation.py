@@ -23,6 +23,7 @@ from scheduler.sim import charts, policies, run, scenario
 
 FACTORS = (1 / 64, 1 / 32, 1 / 16)
 COMPARED = 1 / 32
+CHAT = 0.5
 TEN_MINUTES_H = 1 / 6
 GOALS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "utilisation": ("mean GPU utilisation > 60 %", lambda r: r["utilisation"] > 0.6),
@@ -71,7 +72,7 @@ def parts(*, quick: bool) -> list[Part]:
         if factor != compared
     ]
     found += [Part("policies", name, "large-site", name, compared) for name in policies.POLICIES]
-    found.append(Part("chat_platform", "full", "chat-platform", "full", 0.25))
+    found.append(Part("chat_platform", "full", "chat-platform", "full", CHAT))
     for name, factor in (("full scale", 1.0), (f"1/{round(1 / factors[-1])}", factors[-1])):
         found.append(Part("ten_minutes", name, "large-site", "full", factor, TEN_MINUTES_H, 9.0))
     for name in ("azure-conversation", "azure-code", "mooncake-conversation"):

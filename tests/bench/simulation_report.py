@@ -94,7 +94,7 @@ def page(found: Mapping[str, Any], picture: str, machine: str) -> str:
         ),
         "## Scaled down, and at full scale",
         _scaled(found),
-        "## The chat platform, a quarter of it",
+        "## The chat platform, half of it",
         _policies(found["chat_platform"]),
         _models(found["chat_platform"]),
         "## Recorded traces",

@@ -1,5 +1,7 @@
 """The arithmetic of `make simulate-day`: how far factors are apart, which goals are met, the page."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 from scheduler.sim import policies, scenario, tally
@@ -20,7 +22,7 @@ def found(**full: float) -> dict[str, Any]:
         "policies": everybody | {"full": result(**full)},
         "convergence": {"1/64": result(0.5), "1/32": result(0.78), "1/16": result(0.8)},
         "chat_platform": {"full": result()},
-        "full_scale": {"full": result()},
+        "ten_minutes": {"full scale": result(), "1/16": result()},
         "traces": {"azure-code full": result()},
         "wall_s": 60,
     }
@@ -50,6 +52,14 @@ def test_the_page_holds_every_policy_and_every_goal() -> None:
     for name in policies.POLICIES:
         assert f"| {name} |" in page
     assert "**no**" not in page
+
+
+def test_a_part_that_was_kept_is_not_run_again(tmp_path: Path) -> None:
+    part = simulation.Part("traces", "azure-code full", "azure-code", "full", 1.0, hours=0.002)
+    first = simulation.kept(tmp_path, part)
+    (tmp_path / part.file).write_text(json.dumps(({**first[1], "requests": -1}, [])))
+    assert simulation.kept(tmp_path, part)[1]["requests"] == -1
+    assert first[1]["requests"] >= 0
 
 
 def test_the_suite_has_three_factors_all_policies_and_full_scale() -> None:
