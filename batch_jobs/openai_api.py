@@ -13,6 +13,8 @@ from typing import Any
 import fastapi
 import fastapi.responses
 import starlette.datastructures
+import starlette.requests
+import starlette.types
 
 from batch_jobs import (
     files,
@@ -97,7 +99,8 @@ class _Uploads:
         length = request.headers.get("content-length", "")
         if length.isdigit() and int(length) > openai_shape.MAX_BYTES + _FORM:
             raise _too_large()
-        async with request.form(max_files=1, max_fields=8) as form:
+        bounded = starlette.requests.Request(request.scope, _counting(request.receive))
+        async with bounded.form(max_files=1, max_fields=8) as form:
             part, purpose = form.get("file"), form.get("purpose")
             if not isinstance(part, starlette.datastructures.UploadFile):
                 raise errors.BadRequest(
@@ -363,6 +366,21 @@ async def _object(request: Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise errors.BadRequest("the body must be a JSON object")
     return body
+
+
+def _counting(receive: starlette.types.Receive) -> starlette.types.Receive:
+    """Return ``receive`` for a body that does not say its length: it may fill no disk."""
+    size = 0
+
+    async def counting() -> starlette.types.Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > openai_shape.MAX_BYTES + _FORM:
+            raise _too_large()
+        return message
+
+    return counting
 
 
 def _too_large() -> errors.BodyTooLarge:

@@ -10,6 +10,7 @@ from gateway import bodies, error_map, settings
 from scheduler.contracts import errors, ids, ports
 
 OPEN_PATHS = frozenset({"/health", "/openapi.json"})
+_STREAMED = frozenset({"/forebay/v1/jobs", "/v1/files"})  # files go to disk as they come
 
 
 class _Left(Exception):
@@ -64,10 +65,7 @@ class Door:
     async def _bounded(
         self, scope: types.Scope, headers: dict[bytes, bytes], receive: types.Receive
     ) -> types.Receive:
-        kind = headers.get(b"content-type", b"").lower()
-        buffered = b"json" in kind.partition(b";")[0]
-        if b"jsonl" in kind or b"ndjson" in kind:
-            buffered = False
+        buffered = scope["path"] not in _STREAMED or scope["method"] != "POST"
         limit = self._options.body_limit if buffered else self._options.upload_limit
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > limit:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import sqlalchemy as sa
@@ -38,8 +39,11 @@ class Site:
             api_key=key, base_url=f"{self.served.http}/v1", max_retries=0, timeout=30
         )
 
-    def runner(self) -> contextlib.AbstractAsyncContextManager[asyncio.Task[None]]:
-        return world.daemon_running(self.store, self.state_dir, self.served.http, key="svc")
+    def runner(self, **changes: Any) -> contextlib.AbstractAsyncContextManager[asyncio.Task[None]]:
+        options = dataclasses.replace(world.QUICK, **changes)
+        return world.daemon_running(
+            self.store, self.state_dir, self.served.http, options, key="svc"
+        )
 
 
 @contextlib.asynccontextmanager
@@ -202,6 +206,48 @@ async def test_what_is_open_at_the_end_is_in_the_error_file(
             await client.batches.cancel(made.id)
 
 
+async def test_a_line_that_is_never_answered_is_a_request_timeout(tmp_path: Path) -> None:
+    async def script(received: harness.Received, out: harness.Out) -> None:
+        if received.identity.custom_id == "c1":
+            await out.gone()
+        else:
+            await harness.hello(received, out)
+
+    quick: dict[str, Any] = {"request_timeout_s": 0.3, "retry_cap": 1}
+    async with site(tmp_path, script) as here, here.client() as client, here.runner(**quick):
+        done = await until(client, (await submit(client, world.many(2))).id, ended)
+        assert done.status == "completed"
+        assert done.error_file_id is not None
+        (text,) = (await client.files.content(done.error_file_id)).text.splitlines()
+        line = json.loads(text)
+        assert (line["custom_id"], line["response"]) == ("c1", None)
+        assert line["error"]["code"] == "request_timeout"
+
+
+async def test_a_batch_that_is_put_back_stays_in_progress_there(tmp_path: Path) -> None:
+    release = asyncio.Event()
+
+    async def script(received: harness.Received, out: harness.Out) -> None:
+        if received.identity.custom_id != "c1":
+            await release.wait()
+        await harness.hello(received, out)
+
+    async with site(tmp_path, script) as here, here.client() as client, here.client("root") as root:
+        async with here.runner():
+            made = await submit(client, world.many(3))
+            await until(client, made.id, lambda b: b.request_counts.completed == 1)
+            api = clients.GatewayApi(here.served.http, clients.Credential(key="root"))
+            await asyncio.to_thread(api.call, "PATCH", "/forebay/v1/jobs/1", json={"comment": "x"})
+            await asyncio.to_thread(api.call, "POST", "/forebay/v1/jobs/1/requeue")
+            assert (await until(root, made.id, lambda b: True)).status == "in_progress"
+            release.set()
+            done = await until(client, made.id, ended)
+        assert done.status == "completed"
+        assert here.store.must(1).requeues == 1
+        assert done.request_counts is not None
+        assert done.request_counts.completed == 3
+
+
 async def test_files_and_batches_belong_to_who_made_them(tmp_path: Path) -> None:
     async with site(tmp_path) as here, contextlib.AsyncExitStack() as stack:
         by = {
@@ -288,6 +334,23 @@ async def test_a_whole_file_that_breaks_the_rules_is_a_failed_batch(
         with pytest.raises(openai.APIStatusError, match="split it") as refused:
             await client.files.create(file=("big", b"x" * 101), purpose="batch")
         assert refused.value.status_code == 413
+        monkeypatch.setattr(openai_shape, "MAX_BYTES", -50_000)  # beyond what a form may add
+        answer = await _in_chunks(here, b"x" * 20_000)
+        assert (answer.status_code, "split it" in answer.text) == (413, True)
+
+
+async def _in_chunks(here: Site, data: bytes) -> httpx.Response:
+    """Upload without saying how much it will be."""
+    form = (
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n%b\r\n--b--\r\n'
+    )
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield form % data
+
+    headers = {"Content-Type": "multipart/form-data; boundary=b", "Authorization": "Bearer ann"}
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as plain:
+        return await plain.post(f"{here.served.http}/v1/files", content=pieces(), headers=headers)
 
 
 async def test_bad_fields_are_refused_by_name(tmp_path: Path) -> None:

@@ -249,6 +249,9 @@ async def test_uploads_are_streamed_past_the_json_limit() -> None:
 
         bad = await post(served, "/forebay/v1/jobs", content=chunks(), headers=jsonl)
         assert bad.status_code == 413
+        # Whatever it calls itself, what is read into memory is bounded as JSON is.
+        bad = await post(served, "/v1/batches", content=chunks(), headers=jsonl)
+        assert bad.status_code == 413
 
 
 async def test_metrics() -> None:
