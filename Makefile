@@ -79,6 +79,10 @@ bench-accounting: setup ## a month of 100 million usage rows: to write, keep and
 bench-batch: setup ## batch jobs beside vllm run-batch on real vLLM, with preemptions, and a million lines on an instant engine (LINES=2000, ROUNDS=2, ALONE=1000000, BIG=10000000, REPORT=1)
 	@.venv/bin/python -m tests.bench.batch --lines $(or $(LINES),2000) --rounds $(or $(ROUNDS),2) --alone $(or $(ALONE),1000000) --big $(or $(BIG),10000000) $(if $(REPORT),--report docs/bench/batch.md)
 
+.PHONY: bench-reclaim
+bench-reclaim: setup ## how fast batch GPUs come back by rung, beside Slurm's own preemption; real Slurm and vLLM (TRIALS=100, LEASES=20, REPORT=1)
+	@.venv/bin/python -m tests.bench.reclaim --trials $(or $(TRIALS),100) --leases $(or $(LEASES),20) $(if $(REPORT),--report docs/bench/reclaim.md)
+
 .PHONY: bench-quota
 bench-quota: ## what a claim on quotas, a refusal and an exchange with the registry cost
 	@.venv/bin/python -m tests.bench.quota_book
