@@ -32,17 +32,23 @@ DIGEST = "digest"
 _MODEL = """
 [[models]]
 name = "{name}"
-weights = "{weights}"
 seats = {seats}
 reserved_seats = 1
 max_context = 1024
 gpus = {gpus}
 itl_slo_ms = 1000
 scaling = {{ floor = {floor}, maximum = {maximum}, batch_maximum = 1, concurrency = {seats} }}
+{engine}"""
+_VLLM = """
+weights = "{weights}"
 [models.engine_args]
 dtype = "float32"
 enforce-eager = true
 kv-cache-memory-bytes = 33554432
+"""
+_SIMULATED = """
+engine = "simulated"
+engine_args = {"step-base-ms" = 20.0}
 """
 _SCHEDULER: Mapping[str, Any] = {
     "fleet_gpus": 3 * GPUS,
@@ -61,7 +67,7 @@ _SCHEDULER: Mapping[str, Any] = {
 class House(running.Running):
     """One installation whose models are vLLM's and whose replicas the planner counts."""
 
-    def __init__(self, folder: Path, site: devcluster.Site, seats: int = SEATS) -> None:
+    def __init__(self, folder: Path, site: devcluster.Site, *, rehearsed: bool = False) -> None:
         slurm = {
             "conf": str(site.slurm_conf),
             "rest_url": site.rest_url,
@@ -70,8 +76,10 @@ class House(running.Running):
             "account": "physics",
         }
         super().__init__(folder, slurm, str(site.munge_socket), site.env())
-        weights = folder / "tiny"
-        tinymodel.main([str(weights)])
+        engine = _SIMULATED
+        if not rehearsed:
+            tinymodel.main([str(folder / "tiny")])
+            engine = _VLLM.format(weights=folder / "tiny")
         text = self.config_file.read_text()
         tables, _, _ = text.partition("[[models]]")
         lines = []
@@ -84,12 +92,11 @@ class House(running.Running):
                 lines += [f"{key} = {json.dumps(v)}" for key, v in _SCHEDULER.items()]
         models = [
             _MODEL.format(
-                name=name, weights=weights, seats=seats, gpus=GPUS, floor=floor, maximum=maximum
+                name=name, engine=engine, seats=SEATS, gpus=GPUS, floor=floor, maximum=maximum
             )
             for name, floor, maximum in ((running.MODEL, 1, 3), (DIGEST, 0, 1))
         ]
-        self.config_file.write_text("\n".join(_first_wins(lines)) + "".join(models))
-        self.weights = weights
+        self.config_file.write_text("\n".join([*_first_wins(lines), *models]))
         self.site = site
 
     def settled(self, within_s: float = START_S) -> None:
@@ -174,12 +181,12 @@ class Job(batches.Job):
 
 
 @contextlib.contextmanager
-def opened(seats: int = SEATS) -> Iterator[House]:
-    """Bring all of it up; nothing is left at the end."""
+def opened(*, rehearsed: bool = False) -> Iterator[House]:
+    """Bring all of it up, with simulated engines if rehearsed; nothing is left at the end."""
     with cluster(3) as site:
         folder = Path(tempfile.mkdtemp(prefix="reclaim-house-"))
         try:
-            house = House(folder, site, seats)
+            house = House(folder, site, rehearsed=rehearsed)
             try:
                 yield house
             except Exception:
