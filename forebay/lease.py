@@ -72,7 +72,8 @@ class Renderer:
             account=self._account(lease, table),
             qos=table.qos,
             nodes=nodes,
-            exclude=lease.exclude,
+            # Old REST can't say it: better a lease on a cordoned node, where nothing starts, than none.
+            exclude=lease.exclude if self._port.excludes else (),
             cpus_per_node=max(1, gpus * table.cpus_per_gpu),
             gpus_per_node=gpus,
             gres_type=gres_type,

@@ -42,6 +42,7 @@ class CliClient:
     """
 
     kind = "cli"
+    excludes = True
 
     def __init__(
         self,

@@ -47,6 +47,7 @@ class EmbeddedClient:
     """
 
     kind = "embedded"
+    excludes = True
 
     def __init__(
         self,

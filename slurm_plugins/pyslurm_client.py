@@ -69,6 +69,7 @@ class PyslurmClient:
     """
 
     kind = "pyslurm"
+    excludes = True
 
     def __init__(self, conf: Path | None = None, *, cluster: str = "") -> None:
         self._pyslurm = _load(conf)

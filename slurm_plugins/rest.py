@@ -62,6 +62,11 @@ class RestClient:
         return self._cluster
 
     @property
+    def excludes(self) -> bool:
+        """Whether its version can name nodes in a submission: v0.0.38 and older can't."""
+        return self.adapter.structured
+
+    @property
     def adapter(self) -> rest_versions.Adapter:
         """The version in use; the first use asks the server what it offers."""
         if self._adapter is None:

@@ -18,6 +18,7 @@ class FakeSlurm:
     """
 
     kind = "fake"
+    excludes = True
 
     def __init__(self, time: clock.Clock, *, cluster: str = "alpha", auto: bool = True) -> None:
         self.time = time

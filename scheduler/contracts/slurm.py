@@ -290,6 +290,11 @@ class SlurmPort(Protocol):
     """
 
     @property
+    def excludes(self) -> bool:
+        """Whether a job can be kept off nodes (`JobSpec.exclude`)."""
+        ...
+
+    @property
     def kind(self) -> str:
         """Which client this is: pyslurm, slurmrestd, cli or embedded."""
         ...

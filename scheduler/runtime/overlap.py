@@ -32,7 +32,7 @@ class Overlap:
     def note(self, snap: snapshot.Snapshot, settings: rollover.Settings, wanted_gpus: int) -> None:
         """Count the time since the last call, as things are now."""
         passed, self._at = snap.now - self._at, snap.now
-        here = {held.lease.lease_id: held.lease.state for held in snap.leases}
+        here = {str(held.lease.lease_id): held.lease.state for held in snap.leases}
         self._leases += len(self._ending - here.keys())
         self._ending &= here.keys()
         self._ending |= rollover.rolling(snap, settings)
