@@ -168,7 +168,7 @@ def test_seen_takes_little_memory() -> None:
     seen = lines.Seen()
     for number in range(100_000):
         seen.add(f"request-{number}")
-    assert sum(map(len, seen._tables)) <= 100_000 * 10 * 2.7
+    assert sum(map(len, seen._tables)) <= 100_000 * 9 * 2.7
 
 
 def test_a_line_of_100_mb_costs_itself_alone_and_no_memory() -> None:
