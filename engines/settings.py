@@ -21,6 +21,20 @@ class EnginesSettings:
         "on, off or auto: start vLLM replicas by forking a process that has vLLM imported. auto is on "
         "where a slot has no real GPU (CUDA must not be touched before a fork) and off elsewhere.",
     )
+    container: str = setting(
+        "",
+        "Image in which vLLM replicas run (a .sif file, or docker://…); `vllm_python` is then a path inside. "
+        "Empty: no image.",
+    )
+    container_runtime: str = setting("apptainer", "apptainer, singularity, or the path of one.")
+    container_options: list[str] = setting(
+        [], "More options of its exec, such as --cleanenv or --no-home."
+    )
+    container_binds: list[str] = setting(
+        [],
+        "Folders of the node that replicas see inside under the same names (weights that lie on a shared "
+        "file system); Forebay's own are there anyway. :ro behind one for reading only.",
+    )
     host: str = setting(
         "127.0.0.1",
         "Address on which agents and replicas listen; `node` takes the address that the node's name "

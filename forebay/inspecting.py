@@ -17,7 +17,7 @@ from engines.weights import examine, sources, stager
 from scheduler.contracts import fleet, weights
 from scheduler.runtime.models import checks
 
-PARSER_S = 120.0  # importing vLLM takes 11 to 25 s on a busy machine
+PARSER_S = 300.0  # importing vLLM takes 11 s, and minutes on a machine that is full
 log = logging.getLogger(__name__)
 
 

@@ -1,5 +1,6 @@
 """What a lease runs: the agent's specification on disk, and the Slurm job that starts the agent."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from forebay import settings as forebay_settings
 from scheduler.contracts import fleet, slurm
 from scheduler.runtime import address, guard
 from scheduler.runtime import settings as scheduler_settings
-from slurm_plugins import sbatch
+from slurm_plugins import launch, sbatch
 from slurm_plugins import settings as slurm_settings
 
 SPEC = "agent.json"
@@ -29,11 +30,19 @@ class Renderer:
 
     def __call__(self, lease: fleet.Lease) -> slurm.JobSpec:
         """Write the agent's specification for ``lease`` and return the job to submit."""
-        table = self._here.config.table(slurm_settings.SlurmSettings)
-        folder = self._here.state / "leases" / lease.lease_id
+        folder = self._folder(lease)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._write_spec(lease, folder, self._python())
+        return self.job(lease)
+
+    def _folder(self, lease: fleet.Lease) -> Path:
+        return self._here.state / "leases" / lease.lease_id
+
+    def job(self, lease: fleet.Lease) -> slurm.JobSpec:
+        """Return the job of a lease; nothing is written."""
+        table = self._here.config.table(slurm_settings.SlurmSettings)
+        folder = self._folder(lease)
         python = self._python()
-        self._write_spec(lease, folder, python)
         backfill = lease.kind is fleet.LeaseKind.BACKFILL
         named = table.backfill_partitions if backfill else table.serve_partitions
         limit = table.backfill_time_limit_s if backfill else table.serve_time_limit_s
@@ -51,6 +60,7 @@ class Renderer:
             environment["SLURM_CONF"] = table.conf
         if telemetry.wanted():
             environment[spans.FACTORY] = telemetry.FACTORY
+        environment |= launch.environment(table.template)
         environment |= {
             sinks.SPOOL: self._here.spool(),
             in_lease.LAUNCHER: json.dumps(self._launcher(gres_type)),
@@ -60,7 +70,7 @@ class Renderer:
             script=sbatch.lease_script(
                 python=python,
                 spec_file=str(folder / SPEC),
-                prolog=table.script_prolog,
+                prolog=launch.lines(table.template),
                 environment=environment,
             ),
             partitions=(lease.partition,) if lease.partition else tuple(named),
@@ -77,6 +87,7 @@ class Renderer:
             cpus_per_node=max(1, gpus * table.cpus_per_gpu),
             gpus_per_node=gpus,
             gres_type=gres_type,
+            constraint=table.constraint,
             environment=environment,
         )
 
@@ -98,6 +109,15 @@ class Renderer:
     def _python(self) -> str:
         return self._here.config.table(forebay_settings.ForebaySettings).python or sys.executable
 
+    def _options(self) -> engine_settings.EnginesSettings:
+        """Return the engines' settings; replicas in an image see the state folder: secrets, logs, spools."""
+        table = self._here.config.table(engine_settings.EnginesSettings)
+        if not table.container:
+            return table
+        return dataclasses.replace(
+            table, container_binds=[*table.container_binds, str(self._here.state)]
+        )
+
     def _write_spec(self, lease: fleet.Lease, folder: Path, python: str) -> None:
         state = self._here.state
         command = (python, "-P", "-m", "forebay")
@@ -113,7 +133,7 @@ class Renderer:
             slot_argv=(*command, "slot"),
             replica_argv=(*command, "replica"),
             sink_factory=sinks.FACTORY,
-            options=self._here.config.table(engine_settings.EnginesSettings),
+            options=self._options(),
         )
         fresh = folder / f".{SPEC}.{os.getpid()}"
         fresh.write_text(json.dumps(told.to_json()))

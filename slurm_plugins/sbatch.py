@@ -76,6 +76,13 @@ def arguments(spec: slurm.JobSpec) -> list[str]:
     return ["--parsable", "--no-requeue", "--export=ALL", *rendered, *held]
 
 
+def job_text(spec: slurm.JobSpec) -> str:
+    """Return a job as a script that could be given to sbatch by hand, with its options on top."""
+    first, _, rest = spec.script.partition("\n")
+    options = [f"#SBATCH {shlex.quote(option)}" for option in arguments(spec)]
+    return "\n".join([first, *options, rest])
+
+
 def lease_script(
     *,
     python: str,

@@ -3,6 +3,7 @@
 import dataclasses
 
 from scheduler.contracts import settings
+from slurm_plugins import launch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,6 +54,10 @@ class SlurmSettings:
     gres_type: str = settings.setting(
         "", "GPU type to ask for, as the nodes spell it or in another case; empty for any."
     )
+    constraint: str = settings.setting(
+        "",
+        "Features that a lease's nodes must have, as sbatch --constraint takes them; empty for any.",
+    )
     serve_time_limit_s: int = settings.setting(
         86_400, "Walltime of a serve lease; a day keeps successions rare.", unit="s", least=60
     )
@@ -65,8 +70,22 @@ class SlurmSettings:
     cpus_per_gpu: int = settings.setting(
         1, "CPUs asked for with each GPU; sites set their own ratio.", least=1
     )
+    modules: list[str] = settings.setting(
+        [], "Environment modules that a lease loads, such as cuda/12.9; first of all."
+    )
+    spack_root: str = settings.setting("", "Folder of the site's Spack, where `spack` names some.")
+    spack: list[str] = settings.setting([], "Spack specs that a lease loads, such as cuda@12.9.")
+    venv: str = settings.setting("", "A virtual environment that a lease activates.")
     script_prolog: list[str] = settings.setting(
-        [], "Lines of shell that a lease's script runs before the agent, such as module load cuda."
+        [],
+        "Lines of shell that a lease's script runs after these and before the agent, as they are.",
+    )
+    proxy: str = settings.setting(
+        "",
+        "The site's way out, as http://host:port, for stores of weights; own links never use it.",
+    )
+    no_proxy: str = settings.setting(
+        "", "Hosts that are reached without it, with commas; this node always is."
     )
     srun_options: list[str] = settings.setting(
         [], "More options for each slot's srun, such as --cpu-bind=none."
@@ -88,3 +107,20 @@ class SlurmSettings:
         unit="s",
         least=0,
     )
+
+    def __post_init__(self) -> None:
+        launch.lines(self.template)
+        launch.environment(self.template)
+
+    @property
+    def template(self) -> launch.Template:
+        """How nodes get what a lease needs."""
+        return launch.Template(
+            modules=self.modules,
+            spack_root=self.spack_root,
+            spack=self.spack,
+            venv=self.venv,
+            prolog=self.script_prolog,
+            proxy=self.proxy,
+            no_proxy=self.no_proxy,
+        )

@@ -1,10 +1,13 @@
 """Which way a replica's process is started: depends on its engine and on the node."""
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from engines import container
 from engines.slot import children, spec
+from engines.weights import store
 from scheduler.contracts import fleet
 
 DRIVER = Path("/dev/nvidiactl")  # there where NVIDIA's driver is
@@ -39,6 +42,8 @@ class Starters:
     def forks(self) -> bool:
         """Whether vLLM replicas come from a fork server."""
         wish = self._spec.options.fork_server
+        if self._spec.options.container:
+            return False  # the image is entered anew by each replica
         return wish == "on" or (wish == "auto" and not DRIVER.exists())
 
     def start(self, order: children.Order) -> children.Child:
@@ -53,11 +58,32 @@ class Starters:
         if not python:
             raise children.StartError("no vLLM on this node: set engines.vllm_python")
         if not self.forks:
-            return children.PlainChild.start([python, "-P", "-m", "engines.replica"], order)
+            try:
+                return children.PlainChild.start(
+                    self._inside([python, "-P", "-m", "engines.replica"]), order
+                )
+            except container.ContainerError as error:
+                raise children.StartError(str(error)) from error
         if self._forks is None:
             log = Path(self._spec.log_dir) / f"{self._spec.slot_id}.forkserver.log"
             self._forks = children.ForkServer(python, log, self._changed)
         return self._forks.order(order)
+
+    def _inside(self, argv: list[str]) -> list[str]:
+        """Return a command as it starts in the site's image, if there is one."""
+        options = self._spec.options
+        if not options.container:
+            return argv
+        own = [f"{children.ROOT}:ro", self._spec.run_dir, self._spec.log_dir, tempfile.gettempdir()]
+        weights = options.weights_dir or str(store.default_root())
+        return container.wrap(
+            argv,
+            image=options.container,
+            runtime=options.container_runtime,
+            options=options.container_options,
+            binds=[*own, weights, *options.container_binds],
+            gpus=DRIVER.exists(),
+        )
 
     async def close(self) -> None:
         """End the fork server."""
