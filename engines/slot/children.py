@@ -355,10 +355,15 @@ def record_text(record: launch.Launch) -> str:
 
 
 def last_lines(log: Path, most: int = 600) -> str:
-    """Return the end of a log as one line."""
+    """Return the last whole lines of a log, at most so many bytes of it, as one line: `this | that`."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - most))
-            return " ".join(file.read().decode(errors="backslashreplace").split())
+            skipped = max(0, log.stat().st_size - most)
+            file.seek(skipped)
+            text = file.read().decode(errors="backslashreplace")
     except OSError:
         return ""
+    lines = text.splitlines()
+    if skipped and len(lines) > 1:
+        del lines[0]  # its beginning is not there
+    return " | ".join(" ".join(line.split()) for line in lines if line.strip())

@@ -243,7 +243,7 @@ async def test_an_end_by_itself_is_lost_with_reason_and_last_lines(
             report = await at.end()
     assert report.state == "lost"
     assert ("exit code 1" if code == 1 else "SIGKILL") in report.reason
-    assert report.reason.endswith("log ends: Traceback CUDA out of memory")
+    assert report.reason.endswith("log ends: Traceback | CUDA out of memory")
     assert "\n" not in report.reason
 
 
@@ -415,3 +415,12 @@ for line in sys.stdin.buffer:
         tell(p.Started(message.id, 0))
         tell(p.Status(message.id, {"address": "h:1", "got": message.env}))
 """
+
+
+def test_a_logs_last_lines_are_whole_ones(tmp_path: Path) -> None:
+    log = tmp_path / "r-1.log"
+    assert children.last_lines(log) == ""
+    log.write_text("x" * 700 + "\n\nload:   weights\nValueError: no such folder\n")
+    assert children.last_lines(log) == "load: weights | ValueError: no such folder"
+    log.write_text("y" * 700)
+    assert children.last_lines(log) == "y" * 600
