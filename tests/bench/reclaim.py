@@ -86,7 +86,7 @@ def _rungs(house: reclaim_site.House, asked: argparse.Namespace) -> dict[str, An
     jobs = [house.submit(key, name, LINES, TOKENS) for name in (running.MODEL, reclaim_site.DIGEST)]
     batch_us = time.time_ns() // 1_000
     rung0 = trials.rung0(asked.trials)
-    rung1 = trials.rung1(asked.trials)
+    rung1 = trials.rung1(asked.trials, rung0)
     rung3, peers, settings = _leases(trials, asked)
     ended = [job.ended() for job in jobs]
     rows = house.attempts(tier="batch", start_us=str(batch_us))

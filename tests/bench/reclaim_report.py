@@ -27,7 +27,8 @@ seat of all three busy. Then callers come at once, and every trial waits until b
 
 - Rung 0, {seat_callers} callers: the shared replica aborts its youngest batch sequences. Decision: from
   the request's arrival to its dispatch. Ready: from the order to the abort until the seat is free, by
-  the replica's clock.
+  the replica's clock; every seat that a caller took from batch counts, those of rung 1's trials too,
+  since a replica that sees such arrivals often keeps seats free for them and has nothing to abort.
 - Rung 1, {role_callers} callers, more than it has seats: the lent replica turns. Decision: until the
   plan that says so is applied. Ready: until the replica itself says that it has the role (asked every
   {poll_ms:g} ms).

@@ -73,8 +73,7 @@ class Trials:
             (running.MODEL, "serve", "shared"),
             (reclaim_site.DIGEST, "backfill", "batch"),
         ]
-        full = all((r["stats"] or {}).get("batch", 0) >= reclaim_site.SEATS - 1 for r in found)
-        return told == wanted and full
+        return told == wanted and all(_full(replica) for replica in found)
 
     def rung0(self, trials: int) -> Times:
         """As many callers as one shared replica has to abort batch for."""
@@ -98,8 +97,15 @@ class Trials:
             found.first_token_s.append((row["first_token_us"] - row["started_us"]) / 1e6)
         return found
 
-    def rung1(self, trials: int) -> Times:
-        """More callers than one replica has seats: the one that batch was lent turns."""
+    def rung1(self, trials: int, seats: Times) -> Times:
+        """More callers than one replica has seats: the one that batch was lent turns.
+
+        Its seats are all batch's at that moment, so that each caller it gets is a trial of rung 0 as well.
+
+        Args:
+            trials: how many.
+            seats: the times of rung 0; what the turned replica says of its seats is added.
+        """
         found, orders = Times(), list[Order]()
         began_us = time.time_ns() // 1_000
         for trial in range(trials):
@@ -111,6 +117,7 @@ class Trials:
                 if r["spec"]["model"] == running.MODEL and kinds[r["lease_id"]] == "backfill"
             )
             peek = reclaim_site.Peek(self._house, lent)
+            before = peek.state()["stats"]["reclaim_ms"]
             crowd = reclaim_site.Crowd(self._house, self._key, RUNG1_CALLERS, 64)
             ready_us = reclaim_site.until(
                 lambda peek=peek: peek.state()["role"] != "batch",  # type: ignore[misc] # bound now
@@ -119,6 +126,8 @@ class Trials:
                 reclaim_site.POLL_S,
             )
             crowd.leave()
+            after = peek.state()["stats"]["reclaim_ms"]
+            seats.ready_s += [ms / 1_000 for ms in fresh(before, after)]
             peek.close()
             order = self._ordered(crowd.began_us, "SetRole", "rung 1", lent["replica_id"])
             found.decision_s.append((order["at_us"] - crowd.began_us) / 1e6)
@@ -200,6 +209,14 @@ class Trials:
             last = f"decision {found.decision_s[-1]:.2f} s, " if found.decision_s else ""
             ready = f"ready {found.ready_s[-1]:.3f} s" if found.ready_s else ""
             say(f"{name}: {found.trials} trials; the last one: {last}{ready}")
+
+
+def _full(replica: Mapping[str, Any]) -> bool:
+    """Return whether batch has every seat that it may have: a shared replica keeps some for arrivals."""
+    stats = replica["stats"] or {}
+    if replica["role"] == "batch":
+        return int(stats.get("batch", 0)) == reclaim_site.SEATS
+    return stats.get("batch_room") == 0
 
 
 def fresh(before: Sequence[float], after: Sequence[float]) -> list[float]:
