@@ -34,6 +34,7 @@ from scheduler.runtime import (
     admin,
     client,
     directory,
+    fleet_routes,
     guard,
     model_routes,
     quota_keeper,
@@ -221,6 +222,7 @@ class _Parts:
             admin.router(registry, self._fleet, time),
             quota_routes.router(site),
             schedule_routes.router(registry, time),
+            fleet_routes.router(registry, self._fleet, time),
             model_routes.router(
                 service.Site(
                     registry,

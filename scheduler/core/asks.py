@@ -70,6 +70,9 @@ def ask(
     if pending >= settings.pending_leases:
         return None, f"{name}: {pending} leases wait in Slurm's queue already (pending_leases)"
     gpus = max(settings.lease_gpus, deployment.spec.gpus)
+    if deployment.spec.gpus <= settings.node_gpus:
+        # Tensor parallelism wants one node: whatever fits into one gets no lease that spans several.
+        gpus = min(gpus, settings.node_gpus)
     nodes = 0
     if settings.node_gpus and gpus > settings.node_gpus:
         nodes = math.ceil(gpus / settings.node_gpus)

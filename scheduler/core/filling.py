@@ -242,6 +242,7 @@ def _rolled(
     if not rolling:
         return
     left = {held.lease.lease_id: rollover.left_s(held, snap) for held in snap.leases}
+    whys = {held.lease.lease_id: rollover.why(held, snap) for held in snap.leases}
     serving = {key: sum(members.serves(known) for known in mine) for key, mine in counted.items()}
     for known in snap.replicas:
         replica = known.replica
@@ -250,13 +251,9 @@ def _rolled(
         target = wanted.get(known.key)
         enough = target is None or serving.get(known.key, 0) >= target.total
         if enough:
-            reason = (
-                f"lease {replica.lease_id} ends in {left[replica.lease_id]:.0f} s, others serve"
-            )
+            reason = f"{whys[replica.lease_id]}, others serve"
         elif left[replica.lease_id] <= settings.drain_s * 1.5:
-            reason = (
-                f"lease {replica.lease_id} ends in {left[replica.lease_id]:.0f} s: it drains now"
-            )
+            reason = f"{whys[replica.lease_id]}: it drains now"
         else:
             continue
         yield actions.StopReplica(replica.replica_id, settings.drain_s, reason)
@@ -383,10 +380,13 @@ def _give_back(
         if lease.lease_id in used or lease.lease_id in holding:
             continue
         if lease.state is fleet.LeaseState.PENDING:
-            yield actions.CloseLease(lease.lease_id, "still waiting in Slurm and no longer needed")
+            drained = held.drain_asked and f"drained by {held.drain_asked}"
+            reason = drained or "still waiting in Slurm and no longer needed"
+            yield actions.CloseLease(lease.lease_id, reason)
         elif lease.state is not fleet.LeaseState.RUNNING or leases.silent(held, settings):
             continue
         elif lease.lease_id in rolling:
-            yield actions.CloseLease(lease.lease_id, "its successor serves")
+            reason = held.drain_asked and rollover.why(held, snap)
+            yield actions.CloseLease(lease.lease_id, reason or "its successor serves")
         elif held.idle_s > settings.idle_lease_s:
             yield actions.CloseLease(lease.lease_id, f"nothing in it for {held.idle_s:.0f} s")

@@ -1,4 +1,4 @@
-"""Leases that near their end: which are replaced now, so that a successor is warm before they go.
+"""Leases that near their end, or drain: which are replaced now, so that a successor is warm before they go.
 
 A successor takes as long as a start takes, measured; a lease is rolled over that much before its walltime (or
 a maintenance window) ends it, and only some at once, so that the overlap stays small. What is in a lease that
@@ -46,12 +46,14 @@ def lead_s(snap: snapshot.Snapshot, settings: Settings) -> float:
 
 
 def rolling(snap: snapshot.Snapshot, settings: Settings) -> frozenset[str]:
-    """Return the leases that are being replaced now: those that end first, a few at a time."""
+    """Return the leases that are being replaced now: those that drain, and a few of those that end first."""
     lead = lead_s(snap, settings)
     ends = sorted(
         (left_s(held, snap), held.lease.lease_id, held.lease.walltime_s)
         for held in snap.leases
-        if held.lease.state is fleet.LeaseState.RUNNING and not held.leaving
+        if held.lease.state is fleet.LeaseState.RUNNING
+        and not held.leaving
+        and not held.drain_asked
     )
     at_once = max(1, settings.rollover_at_once)
     found: set[str] = set()
@@ -63,7 +65,23 @@ def rolling(snap: snapshot.Snapshot, settings: Settings) -> frozenset[str]:
         begin = _bounded(lead * (1 + behind // at_once), walltime)
         if left <= begin and len(found) < at_once:
             found.add(lease_id)
-    return frozenset(found)
+    return frozenset(found | draining(snap))
+
+
+def draining(snap: snapshot.Snapshot) -> frozenset[str]:
+    """Return the leases that an admin drains, each at any time and all at once."""
+    return frozenset(
+        held.lease.lease_id
+        for held in snap.leases
+        if held.drain_asked and held.lease.state is fleet.LeaseState.RUNNING and not held.leaving
+    )
+
+
+def why(held: snapshot.HeldLease, snap: snapshot.Snapshot) -> str:
+    """Return why a lease is replaced, one line."""
+    if held.drain_asked:
+        return f"lease {held.lease.lease_id} is drained by {held.drain_asked}"
+    return f"lease {held.lease.lease_id} ends in {left_s(held, snap):.0f} s"
 
 
 def _bounded(lead: float, walltime_s: int) -> float:

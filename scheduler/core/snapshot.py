@@ -66,6 +66,7 @@ class HeldLease:
         fresh: whether Slurm's newest answer is younger than the lease's state.
         left_s: seconds until its walltime ends, infinity while that is not known.
         park_gb: host memory left for parked models, in 10^9 bytes.
+        drain_asked: an admin wants what is in it to move away: who and why, or "".
     """
 
     lease: fleet.Lease
@@ -78,6 +79,7 @@ class HeldLease:
     fresh: bool = True
     left_s: float = math.inf
     park_gb: float = 0.0
+    drain_asked: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class KnownReplica:
         missing_s: seconds for which its agent, who knows that it should be there, has not named it.
         budget_s: seconds in which the rung that ordered it should have it serving; 0: not known.
         asleep: whether it was told to be parked; None: as its state says.
+        preempt_asked: an admin wants its GPUs now: who and why, or "".
     """
 
     replica: fleet.Replica
@@ -105,6 +108,7 @@ class KnownReplica:
     missing_s: float = 0.0
     asleep: bool | None = None
     budget_s: float = 0.0
+    preempt_asked: str = ""
 
     @property
     def awake(self) -> bool:

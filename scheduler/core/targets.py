@@ -52,12 +52,14 @@ class Target:
     Attributes:
         borrowed: of the need, what its own replicas in backfill leases cover: their role turns (rung 1),
             so that no lease has to be taken back for it (rung 3). Only where leases live apart.
+        signal: what the need was worked out from; None where it is a fixed number.
     """
 
     need: int
     lent: int
     reason: str
     borrowed: int = 0
+    signal: autoscale.Signal | None = None
 
     @property
     def total(self) -> int:
@@ -82,6 +84,7 @@ def decide(
 ) -> Targets:
     """Return what each deployment should have."""
     needs: dict[members.Key, autoscale.Need] = {}
+    signals: dict[members.Key, autoscale.Signal] = {}
     for deployment in snap.deployments:
         if deployment.scaling is None:
             memory = autoscale.Memory(deployment.replicas)
@@ -89,6 +92,7 @@ def decide(
             needs[deployment.key] = autoscale.Need(deployment.replicas, reason, memory)
         else:
             signal = _signal(snap, settings, deployment, counted.get(deployment.key, []))
+            signals[deployment.key] = signal
             before = snap.scale_memory.get(deployment.key)
             needs[deployment.key] = autoscale.need(
                 deployment.scaling, signal, before, snap.now, settings
@@ -97,7 +101,8 @@ def decide(
     fitting = _fit(snap, needs, notes)
     lent, lent_at = _lent(snap, settings, counted, fitting)
     found = {
-        key: Target(fitting[key], lent.get(key, 0), needed.reason) for key, needed in needs.items()
+        key: Target(fitting[key], lent.get(key, 0), needed.reason, signal=signals.get(key))
+        for key, needed in needs.items()
     }
     if 1 in settings.rungs and 2 not in settings.rungs:
         kinds = members.kinds(snap)
@@ -231,7 +236,7 @@ def _lent(
     wants: list[lending.Want] = []
     for deployment in snap.deployments:
         scaling, key = deployment.scaling, deployment.key
-        if scaling is None:
+        if scaling is None or deployment.hold_batch:
             continue
         mine = counted.get(key, [])
         if swaps:

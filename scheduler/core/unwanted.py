@@ -31,6 +31,9 @@ def late(snap: snapshot.Snapshot, settings: Settings) -> Iterator[actions.StopRe
         if coming and not known.replica.staging and known.age_s > settings.start_timeout_s:
             reason = f"not serving after {known.age_s:.0f} s"
             yield actions.StopReplica(known.replica.replica_id, 0.0, reason, failed=True)
+        elif known.preempt_asked:
+            reason = f"its GPUs are taken by {known.preempt_asked}"
+            yield actions.StopReplica(known.replica.replica_id, 0.0, reason)
         elif known.drain_asked:
             reason = "an admin drains it"
             yield actions.StopReplica(known.replica.replica_id, settings.drain_s, reason)

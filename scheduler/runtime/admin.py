@@ -6,7 +6,7 @@ answer holds a secret, except the token of a key that was just made.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import fastapi
@@ -15,7 +15,7 @@ from sqlalchemy import exc
 
 from scheduler.contracts import clock, errors, fleet, ports, requests, times
 from scheduler.runtime import overlap
-from scheduler.runtime.registry import cordons, keys, store
+from scheduler.runtime.registry import cordons, keys, store, wishes
 
 MAX_REPLICAS = 10_000  # far above any site; a slip of the finger must not flood Slurm with jobs
 
@@ -133,7 +133,13 @@ def _add_reads(
     def leases(who: Reader, all: bool = False) -> dict[str, Any]:
         found = registry.holdings.leases()
         open_ones = [item for item in found if all or item.state is not fleet.LeaseState.ENDED]
-        return {"leases": [dataclasses.asdict(lease) for lease in open_ones]}
+        drains = registry.wishes.read().drains
+        return {
+            "leases": [
+                {**dataclasses.asdict(lease), "drain": _drained(lease, drains)}
+                for lease in open_ones
+            ]
+        }
 
     @routes.get("/queue")
     def queue(who: Reader) -> dict[str, Any]:
@@ -142,11 +148,14 @@ def _add_reads(
 
     @routes.get("/plan")
     def plan(who: Reader, limit: Annotated[int, fastapi.Query(ge=1, le=1000)] = 1) -> Any:
+        broker = registry.journal.fact("broker")
         return {
+            "targets": broker.body.get("targets", []) if broker else [],
+            "targets_us": broker.at_us if broker else 0,
             "plans": [
                 {"at_us": entry.at_us, "leader": entry.name, **entry.body}
                 for entry in registry.journal.plans(limit)
-            ]
+            ],
         }
 
     @routes.get("/events")
@@ -252,6 +261,8 @@ def model_list(registry: store.Registry, source: ports.FleetSource) -> list[dict
     replicas = view.replicas if view is not None else ()
     routes = registry.catalog.routes()
     tiers = registry.catalog.tiers()
+    targets = _targets(registry)
+    expected = _expected(registry)
     found: dict[str, dict[str, Any]] = {}
     for deployment in registry.catalog.deployments():
         spec = deployment.spec
@@ -264,6 +275,7 @@ def model_list(registry: store.Registry, source: ports.FleetSource) -> list[dict
                 "tiers": list(tiers.get(spec.model, ())),
                 "adapters": list(route.adapters) if route else [],
                 "hold_batch": deployment.hold_batch,
+                "forecast": expected.get(spec.model),
                 "versions": [],
             },
         )
@@ -283,9 +295,34 @@ def model_list(registry: store.Registry, source: ports.FleetSource) -> list[dict
                 "gpus": spec.gpus,
                 "quarantined_until_us": deployment.quarantined_until_us,
                 "quarantine_reason": deployment.quarantine_reason,
+                "target": targets.get(deployment.key),
             }
         )
     return list(found.values())
+
+
+def _targets(registry: store.Registry) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return what the planner wanted last of each deployment."""
+    broker = registry.journal.fact("broker")
+    listed = broker.body.get("targets", ()) if broker else ()
+    return {(target["model"], target["version"]): target for target in listed}
+
+
+def _expected(registry: store.Registry) -> dict[str, dict[str, Any]]:
+    """Return what the forecast says of each model's next hour."""
+    fact = registry.journal.fact("forecast")
+    models = fact.body["models"] if fact else ()
+    return {
+        model["model"]: max(model["hours"][:2], key=lambda hour: hour["upper"])
+        for model in models
+        if model["hours"]
+    }
+
+
+def _drained(lease: fleet.Lease, drains: Mapping[str, wishes.Mark]) -> str:
+    """Return who drains a lease, or a node of it, and why."""
+    marks = (drains.get(name) for name in (lease.lease_id, *lease.nodes))
+    return next((f"drained by {mark.told()}" for mark in marks if mark is not None), "")
 
 
 def replica_list(
@@ -304,7 +341,7 @@ def replica_list(
             if replica_id not in live and (ended or replica.state not in over)
         ),
     ]
-    return [_replica(replica) for replica in found]
+    return [told(replica) for replica in found]
 
 
 def explanation(registry: store.Registry, source: ports.FleetSource, model: str) -> dict[str, Any]:
@@ -320,12 +357,13 @@ def explanation(registry: store.Registry, source: ports.FleetSource, model: str)
     return {
         "broker": {"at_us": broker.at_us, **broker.body} if broker else None,
         "plan": {"at_us": plans[0].at_us, **plans[0].body} if plans else None,
+        "wishes": dataclasses.asdict(registry.wishes.read()),
         "models": models,
         "rollover": rolled.body if rolled else None,
     }
 
 
-def _replica(replica: fleet.Replica) -> dict[str, Any]:
+def told(replica: fleet.Replica) -> dict[str, Any]:
     """Return a replica without the path of its secret."""
     entry = dataclasses.asdict(replica)
     del entry["secret_file"]

@@ -14,7 +14,7 @@ from sqlalchemy import exc
 
 from scheduler.contracts import clock, fleet, ids, slurm
 from scheduler.core import actions, plan, replicas, snapshot
-from scheduler.runtime import entries, lease_acts, live, settings, writer
+from scheduler.runtime import entries, lease_acts, live, settings, startup, writer
 from scheduler.runtime.registry import cordons, database, store
 
 log = logging.getLogger(__name__)
@@ -153,6 +153,8 @@ class Applier:
             revision=entry.revision + 1,
             created_us=self._time.wall_us(),
             served=False,
+            queue_s=startup.queue_s(entry),
+            allocated=now if slot.state is replicas.SlotState.READY else None,
         )
         await self._writes.wish(entry, slot=slot, known=known)
         entry.slots[slot.slot_id] = slot
@@ -244,6 +246,7 @@ class Applier:
         await self._writes.wish(entry, known=changed)
         known.asleep, known.wanted_role = False, action.role
         known.ordered, known.served = self._time.monotonic(), False
+        known.queue_s, known.allocated, known.phases_s = 0.0, known.ordered, {}
         self._live.wished()
 
     async def _set_role(self, action: actions.SetRole) -> None:

@@ -103,6 +103,9 @@ class Leader:
         await asyncio.to_thread(parts.registry.catalog.declare, parts.models, parts.time.wall_us())
         held = await asyncio.to_thread(parts.registry.holdings.load)
         self.live.restore(held, parts.time.monotonic())
+        starts = await asyncio.to_thread(parts.registry.journal.fact, "starts")
+        if starts is not None:
+            self.live.starts.restore(starts.body)
         await self._read_catalog()
         told = await asyncio.to_thread(parts.registry.journal.fact, overlap.FACT)
         body = told.body if told is not None else None
@@ -202,6 +205,7 @@ class Leader:
         routes = await asyncio.to_thread(registry.catalog.routes, self.live.cluster)
         drains = await asyncio.to_thread(registry.holdings.drains)
         self.live.cordons = await asyncio.to_thread(registry.cordons.all)
+        self.live.standing = await asyncio.to_thread(registry.wishes.read)
         timetable = await asyncio.to_thread(registry.timetable.all)
         self.live.scheduled = schedules.in_force(timetable, self._time.wall_us())
         for replica_id in drains & self.live.replicas.keys():
@@ -263,6 +267,7 @@ class Leader:
             },
             overlap.FACT: self._overlap.fact(),
             "queue": {name: dataclasses.asdict(item) for name, item in demand.items()},
+            "starts": self.live.starts.told(),
             "broker": {
                 "epoch": self.live.epoch,
                 "address": self.address,

@@ -9,16 +9,17 @@ from urllib import parse
 from accounting import billing_commands
 from scheduler.contracts import command_line, ports, requests, times
 from scheduler.runtime import (
+    fleet_commands,
     job_commands,
     listing,
     model_commands,
     node_commands,
     quota_commands,
     schedule_commands,
+    show_commands,
     weights_commands,
 )
 
-KINDS = ("models", "replicas", "leases", "nodes", "queue", "quotas", "plan", "events")
 Doctor = Callable[[TextIO], int]  # what is done on this host, without a gateway
 _EXAMPLES = """examples:
   fctl show leases              what Forebay holds in Slurm
@@ -30,8 +31,10 @@ _EXAMPLES = """examples:
   fctl key create --team physics --user ada --tiers interactive,batch --expires now+30days
   fctl quota set team=physics tokens_per_day=20M
   fctl apply -f models.yaml --dry-run
-  fctl drain r-0123456789ab     take a replica away, another one is started
-  fctl resume chat              end a model's quarantine
+  fctl drain l-0123456789ab     move what is in a lease; a replica or nodes likewise
+  fctl resume n3                use a drained node again; for a model: end its quarantine
+  fctl preempt r-0123456789ab --dry-run
+  fctl hold batch               keep batch off everything; release lets it back
   fctl cordon n[3-4] fan noise  keep off nodes; uncordon: use them again
   fctl rate add output=1.50 from=2026-12-01 reason='list of December'
   fctl doctor                   what in this Slurm would slow reclaiming
@@ -77,13 +80,6 @@ def parser() -> command_line.Parser:
         command.set_defaults(act=act)
         return command
 
-    show = add("show", f"show {', '.join(KINDS)}", _show)
-    show.add_argument("what", choices=KINDS)
-    show.add_argument("name", nargs="?", default="", help="only what bears this name or id")
-    show.add_argument("-a", "--all", action="store_true", help="ended leases and replicas too")
-    show.add_argument("-o", "--oneliner", action="store_true", help="one line of K=V for each")
-    explain = add("explain", "say why things are as they are", _explain)
-    explain.add_argument("model", nargs="?", default="")
     scale = add("scale", "set how many replicas are kept warm", _scale)
     scale.add_argument("model")
     scale.add_argument(
@@ -97,19 +93,11 @@ def parser() -> command_line.Parser:
         "update", "change a model: model=NAME replicas=N version=V batch=hold|release", _update
     )
     update.add_argument("pairs", nargs="+", metavar="K=V")
-    for name, text in (
-        ("hold", "keep batch off a model, or hold batch jobs (12,13_4)"),
-        ("release", "let batch back, or release batch jobs"),
-    ):
-        add(name, text, _hold).add_argument("model")
-    resume = add("resume", "end a model's quarantine", _resume)
-    resume.add_argument("model")
-    drain = add("drain", "take replicas away; others are started", _drain)
-    drain.add_argument("replicas", help="one id, or several with commas")
-    drain.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    add("doctor", "check the site's Slurm configuration", _explain)
-    add("rebuild", "make the rollups again from Parquet, on the accounting host", _explain)
+    add("doctor", "check the site's Slurm configuration", _update)
+    add("rebuild", "make the rollups again from Parquet, on the accounting host", _update)
     _add_key(commands)
+    show_commands.add(commands)
+    fleet_commands.add(commands)
     billing_commands.add(commands)
     quota_commands.add(commands)
     job_commands.add(commands)
@@ -146,66 +134,6 @@ def _add_key(commands: Any) -> None:
     revoke.set_defaults(act=_key_revoke)
     for verb in (create, listing, revoke):
         verb.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _show(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
-    params = {"all": "true"} if args.all and args.what in {"leases", "replicas"} else None
-    answer = api.call("GET", f"/admin/{args.what}", params=params).json
-    rows = listing.rows(args.what, answer)
-    if args.name:
-        rows = [row for row in rows if args.name in {str(value) for value in row.values()}]
-        if not rows:
-            raise command_line.CommandError(
-                f"{args.name}: no such thing in `fctl show {args.what}`"
-            )
-    if args.json:
-        command_line.print_json(answer if not args.name else rows, out)
-    elif args.oneliner:
-        for row in rows:
-            line = " ".join(f"{key}={_word(value)}" for key, value in row.items())
-            command_line.say(line, out)
-    elif not rows:
-        print(f"no {args.what}", file=out)
-    else:
-        header = [key.upper() for key in rows[0]]
-        command_line.table(header, [list(row.values()) for row in rows], out)
-
-
-def _explain(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
-    params = {"model": args.model} if args.model else None
-    answer = api.call("GET", "/admin/explain", params=params).json
-    if args.json:
-        command_line.print_json(answer, out)
-        return
-    broker = answer["broker"]
-    if broker is None:
-        print("no broker has led here yet: start one with `forebay broker`", file=out)
-    else:
-        command_line.say(
-            f"broker: epoch {broker['epoch']} at {broker['address']}, Slurm {broker['slurm']}", out
-        )
-    for model in answer["models"]:
-        for version in model["versions"]:
-            states = ", ".join(f"{n} {name}" for name, n in sorted(version["states"].items()))
-            command_line.say(
-                f"{model['model']} {version['version']}: {version['wanted']} wanted, "
-                f"{states or 'none there'}",
-                out,
-            )
-    for target in (broker or {}).get("targets", []):
-        if args.model in {"", target["model"]}:
-            lent = f", {target['lent']} lent to batch" if target["lent"] else ""
-            text = f"{target['model']} {target['version']}: {target['need']} needed{lent}"
-            command_line.say(f"{text}: {target['reason']}", out)
-    notes = (broker or {}).get("notes", [])
-    for note in notes:
-        command_line.say(f"note: {note}", out)
-    plan = answer["plan"]
-    if plan is not None:
-        print(f"last plan with actions, {listing.when(plan['at_us'])}:", file=out)
-        for action in plan["actions"]:
-            line = f"  {action['act']} {action['what']} [{action['outcome']}]"
-            command_line.say(line, out)
 
 
 def _replicas(text: str) -> int | None:
@@ -248,29 +176,6 @@ def _update(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> Non
             raise command_line.CommandError("update: batch is hold or release")
         answer |= api.call("POST", _model(model, pairs["batch"])).json
     _done(args, out, answer, f"{model}: updated")
-
-
-def _hold(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
-    if job_commands.is_jobs(args.model):
-        job_commands.act(args.command, args.model, api, out)
-        return
-    answer = api.call("POST", _model(args.model, args.command)).json
-    word = "held" if args.command == "hold" else "released"
-    _done(args, out, answer, f"{args.model}: batch {word}")
-
-
-def _resume(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
-    answer = api.call("POST", _model(args.model, "resume")).json
-    _done(args, out, answer, f"{args.model}: no longer quarantined")
-
-
-def _drain(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
-    named = [name for name in args.replicas.split(",") if name]
-    if len(named) > 1:
-        command_line.confirm(f"Drain {len(named)} replicas?", yes=args.yes, out=out, stdin=stdin)
-    for replica_id in named:
-        path = f"/admin/replicas/{parse.quote(replica_id, safe='')}/drain"
-        _done(args, out, api.call("POST", path).json, f"{replica_id}: draining")
 
 
 def _key_create(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
@@ -351,8 +256,3 @@ def _done(args: Any, out: TextIO, answer: Any, text: str) -> None:
         command_line.print_json(answer, out)
     else:
         print(text, file=out)
-
-
-def _word(value: object) -> str:
-    text = str(value)
-    return f'"{text}"' if any(character.isspace() for character in text) else text

@@ -2,8 +2,10 @@
 
 import asyncio
 import dataclasses
+from collections.abc import Iterable, Mapping
 
-from scheduler.contracts import fleet, ids
+from scheduler.contracts import fleet, ids, wire
+from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.core import snapshot
 from scheduler.runtime.registry import holdings
 
@@ -59,6 +61,9 @@ class ReplicaEntry:
 
     Attributes:
         served: whether it has served since `ordered`, when it was started or woken.
+        queue_s: that its lease waited in Slurm, if it was the first that was ordered there.
+        allocated: monotonic seconds at which its slot was ready, None before.
+        phases_s: of its start, by `core.startup`; empty until it serves.
     """
 
     replica: fleet.Replica
@@ -73,6 +78,9 @@ class ReplicaEntry:
     missing_since: float | None = None
     asleep: bool = False
     served: bool = True
+    queue_s: float = 0.0
+    allocated: float | None = None
+    phases_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def parked(self) -> bool:
@@ -90,6 +98,46 @@ class ReplicaEntry:
             self.created_us,
             self.asleep,
         )
+
+
+def desired(epoch: int, entry: LeaseEntry, known: Iterable[ReplicaEntry]) -> pb.LeaseDesired:
+    """Return what should be in a lease, for its agent.
+
+    Args:
+        epoch: the leader's.
+        entry: the lease.
+        known: replicas; those of other leases are passed over.
+    """
+    slots = {
+        slot.slot_id: pb.SlotDesired(
+            epoch=epoch,
+            slot_id=slot.slot_id,
+            gpus=slot.gpus,
+            cpus=slot.cpus,
+            close=slot.close,
+        )
+        for slot in entry.slots.values()
+        if not slot.state.final
+    }
+    for each in known:
+        if each.replica.slot_id in slots:
+            slots[each.replica.slot_id].replicas.append(
+                pb.ReplicaDesired(
+                    replica_id=each.replica.replica_id,
+                    spec=wire.spec_to_pb(each.replica.spec),
+                    role=each.wanted_role.value,
+                    run=each.run,
+                    drain_s=each.drain_s,
+                    asleep=each.asleep,
+                )
+            )
+    return pb.LeaseDesired(
+        epoch=epoch,
+        revision=entry.revision,
+        lease_id=entry.lease.lease_id,
+        slots=slots.values(),
+        close=entry.lease.state is fleet.LeaseState.CLOSING,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,30 +1,26 @@
 """What `fctl show` prints: the answers of /admin as rows of a table."""
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scheduler.contracts import times
 from scheduler.core import quota_limits as limits
+from slurm_plugins import hostlist
 
 
-def rows(what: str, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what a table of `what` shows, one mapping a row."""
+def rows(what: str, answer: Mapping[str, Any], *, detail: bool = False) -> list[dict[str, Any]]:
+    """Return what a table of `what` shows, one mapping a row; ``detail``: one thing was asked for by name."""
     if what == "models":
         return [
-            {
-                "model": model["model"],
-                "version": version["version"],
-                "wanted": version["wanted"],
-                "serving": version["states"].get("serving", 0),
-                "gpus": version["gpus"],
-                "role": "hold" if model["hold_batch"] else version["role"],
-                "tiers": ",".join(model["tiers"]),
-                "reason": version["quarantine_reason"],
-            }
+            _model_row(model, version)
             for model in answer["models"]
             for version in model["versions"]
         ]
+    if what == "forecast":
+        return [row for model in answer["models"] for row in _forecast_rows(model, detail)]
+    if what == "schedules":
+        return [*map(_schedule_row, answer["schedules"]), *map(_kept_row, answer["reservations"])]
     if what == "replicas":
         return [_replica_row(replica) for replica in answer["replicas"]]
     if what == "leases":
@@ -37,7 +33,8 @@ def rows(what: str, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "state": lease["state"],
                 "gpus": lease["gpus"],
                 "nodes": ",".join(lease["nodes"]),
-                "reason": lease["reason"],
+                "ends": _ends(lease),
+                "reason": lease.get("drain") or lease["reason"],
             }
             for lease in answer["leases"]
         ]
@@ -52,6 +49,7 @@ def rows(what: str, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "free": _known(node["gpus_free"]),
                 "type": node["gres_type"] or "any",
                 "partitions": ",".join(node["partitions"]),
+                "reserved": _reserved(node["name"], answer.get("reservations", [])),
                 "reason": node["cordon"]["reason"] if node["cordon"] else node["reason"],
             }
             for node in answer["nodes"]
@@ -67,7 +65,16 @@ def rows(what: str, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
             for name, demand in sorted(answer["queue"].items())
         ]
     if what == "plan":
-        return [
+        wants = [
+            {
+                "at": when(answer["targets_us"]),
+                "act": "wants",
+                "what": f"{one['model']} {one['version']}: {target(one)}",
+                "outcome": one["reason"],
+            }
+            for one in answer.get("targets", ())
+        ]
+        return wants + [
             {
                 "at": when(plan["at_us"]),
                 "act": action["act"],
@@ -101,6 +108,116 @@ def _replica_row(replica: Mapping[str, Any]) -> dict[str, Any]:
         "node": replica["node"],
         "reason": replica["reason"],
     }
+
+
+def target(target: Mapping[str, Any]) -> str:
+    """Return what the planner wants of a deployment."""
+    lent = f", {target['lent']} lent to batch" if target["lent"] else ""
+    return f"{target['need']} needed{lent}"
+
+
+def signals(signal: Mapping[str, Any]) -> str:
+    """Return what a need was worked out from, one line."""
+    parts = [
+        f"{signal['serving']} serving, {signal['coming']} coming",
+        f"{signal['waiting']} waiting ({signal['oldest_wait_s']:.1f} s), {signal['in_flight']} in flight",
+        f"TTFT {signal['ttft_ms']:.0f} ms",
+        f"{signal['itl_ms']:.1f} ms a token",
+        f"KV {signal['kv']:.0%}",
+    ]
+    if signal["rate"] is not None:
+        parts.append(f"{signal['rate']:.2f} requests/s")
+    if signal["outlook"] is not None:
+        parts.append(f"{signal['outlook']:.2f} requests/s possible by the forecast")
+    if signal["floor"]:
+        parts.append(f"floor {signal['floor']} by schedule {signal['floor_name']}")
+    return ", ".join(parts)
+
+
+def wished(wishes: Mapping[str, Any]) -> list[str]:
+    """Return what admins want for now, a line each."""
+    batch = wishes["batch"]
+    found = [f"batch is held everywhere by {_who(batch)}"] if batch else []
+    found += [f"{name} drains, by {_who(mark)}" for name, mark in sorted(wishes["drains"].items())]
+    return found
+
+
+def _who(mark: Mapping[str, Any]) -> str:
+    return f"{mark['by']}: {mark['reason']}" if mark["reason"] else str(mark["by"])
+
+
+def _model_row(model: Mapping[str, Any], version: Mapping[str, Any]) -> dict[str, Any]:
+    wants = version.get("target")
+    return {
+        "model": model["model"],
+        "version": version["version"],
+        "wanted": wants["need"] + wants["lent"] if wants else version["wanted"],
+        "lent": wants["lent"] if wants else 0,
+        "serving": version["states"].get("serving", 0),
+        "expects": _expected(model.get("forecast")),
+        "gpus": version["gpus"],
+        "role": "hold" if model["hold_batch"] else version["role"],
+        "tiers": ",".join(model["tiers"]),
+        "reason": version["quarantine_reason"] or (wants["reason"] if wants else ""),
+    }
+
+
+def _expected(guess: Mapping[str, Any] | None) -> str:
+    """Return what the next hour may bring: the most of it, and how sure that is."""
+    return "" if guess is None else f"{guess['upper']:.2f}/s ({guess['sure']:.0%} sure)"
+
+
+def _forecast_rows(model: Mapping[str, Any], detail: bool) -> list[dict[str, Any]]:
+    hours = model["hours"] if detail else model["hours"][:1]
+    return [
+        {
+            "model": model["model"],
+            "at": when(hour["at_us"]),
+            "expected": f"{hour['mean']:.2f}/s",
+            "possible": f"{hour['upper']:.2f}/s",
+            "sure": f"{hour['sure']:.0%}",
+            "counts": "yes" if hour["counts"] else "no",
+            "days": model["days"],
+            "stays": f"{model['held_s']:.1f} s",
+        }
+        for hour in hours
+    ]
+
+
+def _schedule_row(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": one["name"],
+        "kind": "floor",
+        "what": f"{one['model']} {one['floor']}",
+        "begins": one["next"] or "never",
+        "ends": f"{one['until']} {one['zone']}",
+        "state": "paused" if one["paused"] else "in force" if one["in_force"] else "waiting",
+    }
+
+
+def _kept_row(kept: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": kept["name"],
+        "kind": "maintenance" if "MAINT" in kept["flags"] else "reservation",
+        "what": hostlist.compress(kept["nodes"]) or "licences",
+        "begins": when(kept["starts_us"]),
+        "ends": when(kept["ends_us"]),
+        "state": ",".join(kept["flags"]),
+    }
+
+
+def _reserved(node: str, reservations: Sequence[Mapping[str, Any]]) -> str:
+    """Return the next reservation of a node, from when on."""
+    mine = sorted(
+        (kept["starts_us"], kept["name"]) for kept in reservations if node in kept["nodes"]
+    )
+    return f"{mine[0][1]} from {when(mine[0][0])}" if mine else ""
+
+
+def _ends(lease: Mapping[str, Any]) -> str:
+    if not lease["started_us"] or not lease["walltime_s"]:
+        return ""
+    return when(lease["started_us"] + lease["walltime_s"] * 1_000_000)
 
 
 def quota(row: Mapping[str, Any]) -> dict[str, str]:

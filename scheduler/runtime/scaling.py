@@ -3,10 +3,10 @@
 import collections
 import dataclasses
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scheduler.core import autoscale
+from scheduler.core import autoscale, startup
 
 STARTS_KEPT = 8
 _MEASURED = {"share", "start_s", "wake_s"}
@@ -42,17 +42,48 @@ def from_mapping(given: Mapping[str, Any]) -> autoscale.Scaling:
     return found
 
 
+Key = tuple[str, str]
+_Kept = dict[Key, "collections.deque[Mapping[str, float]]"]
+
+
 class Starts:
-    """How long replicas took lately from their order to serving, by model and version; seconds."""
+    """How long replicas took lately from the ask to serving, by model and version and by phase; seconds.
+
+    A start takes all of its phases: a lease that waits in Slurm's queue makes it longer as much as weights
+    that take long to load.
+    """
 
     def __init__(self) -> None:
-        self._cold: dict[tuple[str, str], collections.deque[float]] = {}
-        self._woken: dict[tuple[str, str], collections.deque[float]] = {}
+        self._cold: _Kept = {}
+        self._woken: _Kept = {}
 
-    def note(self, key: tuple[str, str], seconds: float, *, woken: bool) -> None:
-        """Note a start; ``woken``: out of a parked process."""
+    def note(self, key: Key, phases: Mapping[str, float], *, woken: bool) -> None:
+        """Note a start by its phases (`core.startup`); ``woken``: out of a parked process."""
         kept = self._woken if woken else self._cold
-        kept.setdefault(key, collections.deque(maxlen=STARTS_KEPT)).append(seconds)
+        kept.setdefault(key, collections.deque(maxlen=STARTS_KEPT)).append(phases)
+
+    def told(self) -> dict[str, dict[str, Any]]:
+        """Return all that is kept, for the registry, and the medians, for people."""
+        return {
+            f"{model} {version}": {
+                "model": model,
+                "version": version,
+                "cold": [dict(phases) for phases in self._cold.get((model, version), ())],
+                "woken": [dict(phases) for phases in self._woken.get((model, version), ())],
+                "start_s": _median(self._cold.get((model, version))),
+                "wake_s": _median(self._woken.get((model, version))),
+                "phases_s": _by_phase(self._cold.get((model, version), ())),
+            }
+            for model, version in sorted(self._cold.keys() | self._woken.keys())
+        }
+
+    def restore(self, told: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take up what a leader before has kept."""
+        for kept in told.values():
+            key = (str(kept["model"]), str(kept["version"]))
+            for name, into in (("cold", self._cold), ("woken", self._woken)):
+                if kept[name]:
+                    into[key] = collections.deque(kept[name], maxlen=STARTS_KEPT)
 
     def cold(self) -> Mapping[tuple[str, str], float]:
         """Return the median start of each deployment that has had one, parked ones not counted."""
@@ -65,5 +96,14 @@ class Starts:
         )
 
 
-def _median(times: "collections.deque[float] | None") -> float:
-    return statistics.median(times) if times else 0.0
+def _median(starts: "collections.deque[Mapping[str, float]] | None") -> float:
+    return statistics.median(sum(phases.values()) for phases in starts) if starts else 0.0
+
+
+def _by_phase(starts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    known = list(starts)
+    return {
+        name: round(statistics.median(phases.get(name, 0.0) for phases in known), 3)
+        for name in startup.PHASES
+        if any(name in phases for phases in known)
+    }

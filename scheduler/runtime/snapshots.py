@@ -12,6 +12,7 @@ from concurrent import futures
 from scheduler.contracts import clock, fleet, ids, slurm
 from scheduler.core import forecast, lending, snapshot, windows
 from scheduler.runtime import forecasts, live, settings
+from scheduler.runtime.registry import wishes
 
 log = logging.getLogger(__name__)
 TOKENS_PER_S = 1_000.0  # of a replica that does batch, while none has said
@@ -124,6 +125,7 @@ def collect(
                 leaving=entry.leaving,
                 fresh=picture.polled > entry.since and not entry.submitting,
                 left_s=_left_s(entry.lease, time.wall_us()),
+                drain_asked=_drained(picture, entry.lease),
             )
             for entry in picture.leases.values()
         ),
@@ -139,6 +141,7 @@ def collect(
                 drain_asked=known.drain_asked,
                 missing_s=0.0 if known.missing_since is None else now - known.missing_since,
                 asleep=known.asleep,
+                preempt_asked=_asked(picture.standing.preempts.get(known.replica.replica_id)),
             )
             for known in picture.replicas.values()
         ),
@@ -178,10 +181,19 @@ def _bounded(picture: live.Live) -> tuple[snapshot.Deployment, ...]:
             bounds = dataclasses.replace(
                 picture.starts.applied(deployment.key, bounds), share=percent / 100
             )
-            found.append(dataclasses.replace(deployment, scaling=bounds))
-        else:
-            found.append(deployment)
+        held = deployment.hold_batch or picture.standing.batch is not None
+        found.append(dataclasses.replace(deployment, scaling=bounds, hold_batch=held))
     return tuple(found)
+
+
+def _drained(picture: live.Live, lease: fleet.Lease) -> str:
+    """Return who drains a lease, or a node of it, and why."""
+    marks = (picture.standing.drains.get(name) for name in (lease.lease_id, *lease.nodes))
+    return next((_asked(mark) for mark in marks if mark is not None), "")
+
+
+def _asked(mark: wishes.Mark | None) -> str:
+    return "" if mark is None else mark.told()
 
 
 def closures(reservations: Iterable[slurm.Reservation], now_us: int) -> tuple[windows.Window, ...]:

@@ -63,7 +63,7 @@ async def test_a_schedule_keeps_its_floor_warm_from_before_it_begins(tmp_path: P
         await site.settle(leader)
         night = schedules.Schedule("night", "chat", 2, "0 23 * * *", "23:30")
         site.registry.timetable.add(night, "root", "", 1)
-        leader.live.starts.note(("chat", "v1"), 120.0, woken=False)
+        leader.live.starts.note(("chat", "v1"), {"load": 120.0}, woken=False)
         found: list[int] = []
         for _ in range(16):
             await site.step(leader, 60.0)
@@ -103,11 +103,16 @@ async def test_what_callers_do_not_need_is_lent_to_batch_and_taken_back(tmp_path
 async def test_a_spike_takes_the_backfill_lease_back_and_asks_at_the_same_time(
     tmp_path: Path,
 ) -> None:
-    """Rung 3, within two ticks: the lease is closed and the new one asked for in one plan."""
+    """Rung 3, within two ticks: the lease is closed and the new one asked for in one plan.
+
+    Without rung 1, which would turn the role of the replica in it.
+    """
     site = brokersite.Site(
         tmp_path,
         ELASTIC,
-        options=dataclasses.replace(QUICK, fleet_gpus=8, lend_every_s=0.0, min_run_s=0.0),
+        options=dataclasses.replace(
+            QUICK, fleet_gpus=8, lend_every_s=0.0, min_run_s=0.0, rungs=(0, 3)
+        ),
     )
     work = {"chat": ports.BatchWork(10_000, 2_560_000)}
     site.parts = dataclasses.replace(site.parts, batch_work=lambda: work)
@@ -168,7 +173,7 @@ async def test_capacity_is_warm_when_the_morning_comes(tmp_path: Path) -> None:
     async with site.lead() as leader:
         await leader.look_back()
         await site.settle(leader)
-        leader.live.starts.note(("chat", "v1"), 600.0, woken=False)
+        leader.live.starts.note(("chat", "v1"), {"load": 600.0}, woken=False)
         found: dict[str, int] = {}
         for _ in range(60):
             await site.step(leader, 600.0)

@@ -15,6 +15,7 @@ from scheduler.runtime.registry import (
     quotas,
     rollouts,
     timetable,
+    wishes,
 )
 
 
@@ -32,6 +33,7 @@ class Registry:
         journal: plans, events, facts.
         quotas: limits and counters.
         timetable: schedules.
+        wishes: what admins want for now of batch, leases, nodes and replicas.
     """
 
     def __init__(self, base: database.Database) -> None:
@@ -46,6 +48,7 @@ class Registry:
         self.journal = journal.Journal(base)
         self.quotas = quotas.Quotas(base)
         self.timetable = timetable.Timetable(base)
+        self.wishes = wishes.Wishes(base)
 
     @classmethod
     def open(cls, url: str, *, migrate: bool = True) -> "Registry":

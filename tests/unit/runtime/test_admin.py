@@ -18,9 +18,11 @@ from scheduler.runtime import (
     commands,
     config,
     finfo,
+    fleet_routes,
     model_routes,
     quota_routes,
     schedule_routes,
+    show_commands,
     weights_routes,
 )
 from scheduler.runtime.models import service
@@ -61,6 +63,7 @@ class Site:
         known = quota_routes.Site(self.registry, self.time, tuple, frozenset({"forebay"}))
         app.include_router(quota_routes.router(known))
         app.include_router(schedule_routes.router(self.registry, self.time))
+        app.include_router(fleet_routes.router(self.registry, self.source, self.time))
         app.include_router(weights_routes.router(self.registry, self.time))
         app.include_router(
             model_routes.router(
@@ -297,14 +300,14 @@ def test_fctl_show_prints_tables_lines_and_json(site: Site) -> None:
     ]
     assert "1+2/4" in out
     code, out, _ = fctl(site, "show", "models", "-o")
-    assert out.splitlines()[0].startswith("model=chat version=v1 wanted=1 serving=2 gpus=4")
+    assert out.splitlines()[0].startswith("model=chat version=v1 wanted=1 lent=0 serving=2")
     code, out, _ = fctl(site, "show", "models", "--json")
     assert json.loads(out)["models"][0]["model"] == "chat"
     code, out, _ = fctl(site, "show", "replicas", "r-000000000002")
     assert len(out.splitlines()) == 2
     code, out, err = fctl(site, "show", "replicas", "nope")
     assert (code, "no such thing" in err) == (1, True)
-    for kind in commands.KINDS:
+    for kind in show_commands.KINDS:
         assert fctl(site, "show", kind)[0] == 0
 
 
@@ -322,8 +325,12 @@ def test_fctl_explain_tells_the_last_plan_and_why(site: Site) -> None:
     site.registry.journal.set_facts(epoch, 6, {"broker": told})
     code, out, _ = fctl(site, "explain", "chat")
     assert code == 0
-    assert "chat v1: 3 needed, 1 lent to batch: 14.0 requests/s" in out
+    assert "  3 needed, 1 lent to batch: 14.0 requests/s" in out
     assert "code v1" not in out
+    wants = fctl(site, "show", "plan")[1].splitlines()[1]
+    assert "wants" in wants
+    assert "chat v1: 3 needed, 1 lent to batch" in wants
+    assert "14.0 requests/s" in wants
     assert "broker: epoch 1 at h:1, Slurm answers" in out
     assert "chat v1: 1 wanted, 2 serving, 1 starting" in out
     assert "note: chat: waiting" in out

@@ -17,8 +17,8 @@ def test_bounds_are_read_and_measured_starts_put_in() -> None:
     starts = scaling.Starts()
     assert starts.applied(KEY, bounds) == bounds
     for seconds in (100.0, 120.0, 600.0):
-        starts.note(KEY, seconds, woken=False)
-    starts.note(KEY, 3.0, woken=True)
+        starts.note(KEY, {"load": seconds}, woken=False)
+    starts.note(KEY, {"allocate": 1.0, "load": 2.0}, woken=True)
     measured = starts.applied(KEY, bounds)
     assert (measured.start_s, measured.wake_s, measured.floor) == (120.0, 3.0, 2)
     assert starts.applied(("other", "v1"), bounds) == bounds

@@ -245,6 +245,11 @@ def test_a_replica_larger_than_a_node_asks_for_whole_nodes() -> None:
     (ask,) = made.actions
     assert isinstance(ask, actions.RequestLease)
     assert (ask.nodes, ask.gpus) == (2, 16)
+    wide = dataclasses.replace(options, lease_gpus=16)
+    made = plan.plan(plans.picture(deployments=(plans.deployment(gpus=4),)), wide)
+    (ask,) = made.actions
+    assert isinstance(ask, actions.RequestLease)
+    assert (ask.nodes, ask.gpus) == (0, 8)  # the GPUs of one replica are never on two nodes
 
 
 def test_a_start_that_missed_its_budget_gets_company() -> None:
