@@ -7,7 +7,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from scheduler.contracts import fleet, ids
+from scheduler.contracts import fleet, ids, slurm
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
 from scheduler.core import actions
@@ -77,6 +77,21 @@ async def test_the_newer_of_two_links_of_a_lease_counts(site: brokersite.Site) -
         second.call.cancel()
         while entry.connection is not None:
             await leader.live.heard.wait()
+
+
+async def test_an_agent_whose_lease_has_ended_is_told_to_leave(site: brokersite.Site) -> None:
+    """Its slurmstepd was killed: Slurm ends the job and finds no process to end."""
+    async with site.lead() as leader:
+        await site.settle(leader)
+        ((lease_id, agent),) = site.agents.items()
+        site.slurm.end(agent.report.slurm_job_id, slurm.JobState.FAILED)
+        await site.step(leader, 2.1)
+        assert ids.LeaseId(lease_id) not in leader.live.leases
+        async with asyncio.timeout(10):
+            while not agent.told[-1].close:
+                agent.say()
+                await leader.live.heard.wait()
+        assert agent.told[-1].lease_id == lease_id
 
 
 async def test_what_is_over_stays_over(site: brokersite.Site) -> None:
