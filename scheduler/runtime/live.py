@@ -8,11 +8,11 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 
-from scheduler.contracts import fleet, ids, ports, slurm, wire
+from scheduler.contracts import fleet, ids, ports, slurm
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.core import autoscale, backoff, floors, ladder, replicas, snapshot
-from scheduler.runtime import arrivals, entries, forecasts, hosts, reported, scaling
-from scheduler.runtime.registry import cordons, holdings
+from scheduler.runtime import arrivals, entries, forecasts, hosts, reported, scaling, startup
+from scheduler.runtime.registry import cordons, holdings, wishes
 
 log = logging.getLogger(__name__)
 LAST = (1 << 63) - 1  # a revision that none comes after
@@ -59,6 +59,7 @@ class Live:
         self.cordons: Mapping[str, cordons.Cordon] = {}
         self.scheduled: tuple[floors.Floor, ...] = ()
         self.learned = forecasts.Learned()
+        self.standing = wishes.Standing()
         self.starts = scaling.Starts()
         self.rates = arrivals.Rates()
         self.jobs: tuple[slurm.Job, ...] | None = None
@@ -156,7 +157,7 @@ class Live:
         entry.leaving = report.closing
         self._prove_running(entry, report, now)
         entry.strangers = self._strangers(entry, report)
-        changed = self._merge_slots(entry, report)
+        changed = self._merge_slots(entry, report, now)
         changed |= self._merge_replicas(entry, report, now)
         if changed or before != (entry.leaving, False, len(entry.strangers)):
             self.touch()
@@ -211,36 +212,7 @@ class Live:
             return pb.LeaseDesired(epoch=self.epoch, revision=LAST, lease_id=lease_id, close=True)
         if entry is None or entry.strangers:
             return None
-        slots = {
-            slot.slot_id: pb.SlotDesired(
-                epoch=self.epoch,
-                slot_id=slot.slot_id,
-                gpus=slot.gpus,
-                cpus=slot.cpus,
-                close=slot.close,
-            )
-            for slot in entry.slots.values()
-            if not slot.state.final
-        }
-        for known in self.replicas.values():
-            if known.replica.slot_id in slots:
-                slots[known.replica.slot_id].replicas.append(
-                    pb.ReplicaDesired(
-                        replica_id=known.replica.replica_id,
-                        spec=wire.spec_to_pb(known.replica.spec),
-                        role=known.wanted_role.value,
-                        run=known.run,
-                        drain_s=known.drain_s,
-                        asleep=known.asleep,
-                    )
-                )
-        return pb.LeaseDesired(
-            epoch=self.epoch,
-            revision=entry.revision,
-            lease_id=lease_id,
-            slots=slots.values(),
-            close=entry.lease.state is fleet.LeaseState.CLOSING,
-        )
+        return entries.desired(self.epoch, entry, self.replicas.values())
 
     def _prove_running(self, entry: entries.LeaseEntry, report: pb.LeaseReport, now: float) -> None:
         """An agent's word proves that its lease has begun, before Slurm is polled again.
@@ -287,7 +259,7 @@ class Live:
                 )
         return tuple(found)
 
-    def _merge_slots(self, entry: entries.LeaseEntry, report: pb.LeaseReport) -> bool:
+    def _merge_slots(self, entry: entries.LeaseEntry, report: pb.LeaseReport, now: float) -> bool:
         reported = {ids.SlotId(slot.slot_id): slot for slot in report.slots}
         changed = False
         for slot_id, slot in entry.slots.items():
@@ -301,6 +273,8 @@ class Live:
                     state = replicas.SlotState.LOST
             if state is slot.state or slot.state.final:
                 continue
+            if state is replicas.SlotState.READY:
+                startup.allocated(self.replicas.values(), slot_id, now)
             reason = "its agent does not have it" if word is None else word.reason
             entry.slots[slot_id] = dataclasses.replace(slot, state=state, reason=reason)
             self.news_slots[slot_id] = entry.slots[slot_id]
@@ -362,7 +336,7 @@ class Live:
         if replicas.replica_final(after.state):
             self._remove(after)
             return True
-        known.replica = after
+        after = known.replica = startup.shown(known, after)
         if after.state is not before.state:
             self.news_replicas[after.replica_id] = after
         return after != before
@@ -374,7 +348,8 @@ class Live:
             self.failures.pop(key, None)
             if not known.served:
                 known.served = True
-                self.starts.note(key, now - known.ordered, woken=after.incarnation > 1)
+                phases = startup.served(known, after.phases_s, now)
+                self.starts.note(key, phases, woken=after.incarnation > 1)
         if not replicas.replica_final(after.state) or not known.run:
             return
         if self.leases[known.replica.lease_id].leaving:
