@@ -20,7 +20,7 @@ async def test_two_ranks_load_staged_weights_and_answer_as_one(
     engine_vllm.require(engine_vllm.NEWEST)
     monkeypatch.setattr(lease_site, "PATIENCE_S", 500.0)
     tinymodel.make(tmp_path / "tiny")
-    options = {
+    options: dict[str, Any] = {
         "vllm_python": str(engine_vllm.python(engine_vllm.NEWEST)),
         "fork_server": "on",
         "weights_dir": str(tmp_path / "disk"),
