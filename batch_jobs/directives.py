@@ -73,7 +73,7 @@ def _directive(raw: bytes, number: int) -> tuple[str, ...]:
     except UnicodeDecodeError:
         raise ScriptError(f"line {number}: a directive must be UTF-8") from None
     rest = line[len(MARKER) :]
-    if rest and not rest[0].isspace():
+    if rest and not (rest[0].isspace() or rest[0] == "-"):  # sbatch needs no blank between
         return ()
     try:
         return tuple(split(rest))
@@ -101,7 +101,12 @@ def split(text: str) -> list[str]:
             continue
         word = [] if word is None else word
         if character == "\\":
-            word.append(next(characters, ""))
+            following = next(characters, "")
+            if not quote and following.isspace():  # as sbatch: quotes group, a backslash does not
+                words.append("".join(word))
+                word = None
+            else:
+                word.append(following)
         elif quote and character == quote:
             quote = ""
         elif not quote and character in "\"'":

@@ -14,7 +14,7 @@ from batch_jobs import directives
         (" --comment='it''s'", ["--comment=its"]),
         (' --comment="a\'b"', ["--comment=a'b"]),
         (" --comment='a\"b'", ['--comment=a"b']),
-        (r" --comment=two\ words", ["--comment=two words"]),
+        (r" --comment=two\ words", ["--comment=two", "words"]),
         (r' --comment="say \"hi\""', ['--comment=say "hi"']),
         (' --comment=""', ["--comment="]),
         (' ""', [""]),
