@@ -34,7 +34,10 @@ class Node:
 
 @dataclasses.dataclass(slots=True)
 class Job:
-    """A job; `kind` is serve, backfill or other. `ends_s`: when its walltime or its work is over."""
+    """A job; `kind` is serve, backfill or other. `ends_s`: when its walltime or its work is over.
+
+    It never starts on a node of `exclude`.
+    """
 
     job_id: str
     kind: str
@@ -47,6 +50,7 @@ class Job:
     ends_s: float = math.inf
     state: str = "PENDING"
     preempting: bool = False
+    exclude: tuple[str, ...] = ()
 
 
 class Cluster:
@@ -92,10 +96,10 @@ class Cluster:
             self._break = self._fleet.mtbf_node_h * 3600 / len(self.nodes)
             self._at(now + self._draw.exponential(self._break), self._fail)
 
-    def submit(self, kind: str, gpus: int, lasts_s: float, now: float, lease_id: str = "") -> Job:
-        """Queue a job."""
+    def submit(self, job: Job, now: float) -> Job:
+        """Queue a job and give it its id."""
         self._number += 1
-        job = Job(str(self._number), kind, gpus, lasts_s, now, lease_id)
+        job.job_id = str(self._number)
         self.pending.append(job)
         if self.instant:
             self.schedule(now)
@@ -116,7 +120,10 @@ class Cluster:
             fitting = [
                 node
                 for node in self.nodes
-                if node.up and node.free >= job.gpus and (job.kind != "other" or not node.ours)
+                if node.up
+                and node.free >= job.gpus
+                and (job.kind != "other" or not node.ours)
+                and node.name not in job.exclude
             ]
             if fitting:
                 self._start(job, min(fitting, key=lambda node: (not node.ours, node.free)), now)
@@ -165,7 +172,8 @@ class Cluster:
                     break
                 got += victim.gpus
                 chosen.append(victim)
-            if node.up and got >= job.gpus and (best is None or len(chosen) < len(best)):
+            usable = node.up and node.name not in job.exclude
+            if usable and got >= job.gpus and (best is None or len(chosen) < len(best)):
                 best = chosen
         span = WITH_GRACE_S if self._fleet.grace_s > 0 else NO_GRACE_S
         for victim in best or []:
@@ -180,7 +188,9 @@ class Cluster:
     def _other(self, now: float) -> None:
         size = min(int(self._draw.choice(OTHER_SIZES)), self._fleet.gpus_per_node)
         if len(self.pending) < 200:  # other users give up on a queue that long
-            self.submit("other", size, float(self._draw.exponential(OTHER_MEAN_S)), now)
+            self.submit(
+                Job("", "other", size, float(self._draw.exponential(OTHER_MEAN_S)), now), now
+            )
         self._at(now + self._draw.exponential(self._gap), self._other)
 
     def _fail(self, now: float) -> None:

@@ -12,7 +12,7 @@ from scheduler.contracts import fleet
 from scheduler.core import forecast, plan
 from scheduler.sim import policies, scenario, state, tally, traffic, world
 
-CALM_TICK_S = 2.0  # between two plans while nothing presses; 0.2 s as soon as something does
+CALM_TICK_S = 5.0  # between two plans while nothing presses; 0.2 s as soon as something does
 TICK_S = 0.2
 WARMUP_S = 1800.0
 SAMPLE_S = 60.0
@@ -191,6 +191,8 @@ def _loop(here: world.World, start: float, end: float, tick_s: float) -> Iterato
                 position += 1
                 arrived[call.model] += 1
                 here.route(call)
+                if here.waiting[call.model] and next_tick > here.now + TICK_S:
+                    next_tick = here.now + TICK_S
             else:
                 at, _, what, version = heapq.heappop(events)
                 if version < 0:

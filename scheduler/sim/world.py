@@ -31,6 +31,7 @@ class World(lives.Lives):
         books: tally.Tally,
     ) -> None:
         super().__init__(site, policy, settings, start_s, books)
+        self.cordoned: dict[str, float] = {}  # node to the second until which it is kept off
         self.cluster = cluster.Cluster(
             site.fleet,
             self.draw,
@@ -98,6 +99,7 @@ class World(lives.Lives):
             rates={model.name: self.rates[n] for n, model in enumerate(self.site.models)},
             curves=self.curves,
             week_s=now % forecast.WEEK_S,
+            cordoned=frozenset(name for name, until in self.cordoned.items() if until > now),
             backlogs={
                 model.name: self.batch_backlog(n)
                 for n, model in enumerate(self.site.models)
@@ -180,6 +182,8 @@ class World(lives.Lives):
             self._close(action.lease_id)
         elif isinstance(action, actions.CloseSlot):
             self._close_slot(action)
+        elif isinstance(action, actions.CordonNode):
+            self.cordoned[action.node] = action.until_us / 1e6
         else:
             self._apply_to_replica(action)
 
@@ -227,10 +231,12 @@ class World(lives.Lives):
             slurm_job_id=str(self.number),
             walltime_s=lasts,
         )
-        job = cluster.Job("", action.kind.value, action.gpus, lasts, self.now, lease_id)
+        job = cluster.Job(
+            "", action.kind.value, action.gpus, lasts, self.now, lease_id, exclude=action.exclude
+        )
         held = state.Held(lease, job, self.now)
         self.leases[lease_id] = held
-        held.job = self.cluster.submit(action.kind.value, action.gpus, lasts, self.now, lease_id)
+        self.cluster.submit(job, self.now)
         held.lease = dataclasses.replace(held.lease, slurm_job_id=held.job.job_id)
 
     def _follow(self, action: actions.FollowLease) -> None:

@@ -77,7 +77,7 @@ def test_plans_are_made_by_the_core_and_keep_to_the_fleet(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(plan, "plan", watched)
     run.simulate(site(hours=0.05), "full")
-    assert seen["plans"] > 80
+    assert seen["plans"] > 30
 
 
 def test_defaults_of_the_planner_are_those_of_the_broker() -> None:
