@@ -78,8 +78,8 @@ class Trials:
     def rung0(self, trials: int) -> Times:
         """As many callers as one shared replica has to abort batch for."""
         found = Times()
-        kinds = self._house.kinds()
-        (shared,) = (r for r in self._house.replicas() if kinds[r["lease_id"]] == "serve")
+        self.calm()
+        (shared,) = (r for r in self._house.replicas() if r["role"] == "shared")
         peek = reclaim_site.Peek(self._house, shared)
         before = peek.state()["stats"]["reclaim_ms"]
         since_us = time.time_ns() // 1_000
@@ -110,11 +110,10 @@ class Trials:
         began_us = time.time_ns() // 1_000
         for trial in range(trials):
             self.calm()
-            kinds = self._house.kinds()
             (lent,) = (
                 r
                 for r in self._house.replicas()
-                if r["spec"]["model"] == running.MODEL and kinds[r["lease_id"]] == "backfill"
+                if r["spec"]["model"] == running.MODEL and r["role"] == "batch"
             )
             peek = reclaim_site.Peek(self._house, lent)
             before = peek.state()["stats"]["reclaim_ms"]
