@@ -1,9 +1,11 @@
 """Entry points of the users' and admins' commands: surroundings in, exit code out."""
 
+import dataclasses
 import datetime
 import io
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,11 +17,11 @@ from batch_jobs import commands as batch_commands
 from forebay import api
 from forebay import config as configs
 from forebay import settings as forebay_settings
-from scheduler.contracts import clock, command_line, ports, slurm
+from scheduler.contracts import clock, command_line, fleet, ports, slurm
 from scheduler.runtime import commands as admin_commands
 from scheduler.runtime import config
 from scheduler.runtime import finfo as fleet_commands
-from slurm_plugins import doctor, select
+from slurm_plugins import doctor, sbatch, select
 from slurm_plugins import settings as slurm_settings
 
 
@@ -70,6 +72,8 @@ def fctl() -> int:
         err=sys.stderr,
         doctor=examine,
         rebuild=rebuild,
+        render=render,
+        looker=look,
     )
 
 
@@ -93,6 +97,37 @@ def examine(out: TextIO) -> int:
         choice.port, serve=table.serve_partitions, backfill=table.backfill_partitions
     )
     return doctor.report(findings, out)
+
+
+def render(asked: fleet.Lease) -> str:
+    """Return the text of the job that the broker here would submit for a lease (`fctl lease --render`)."""
+    from forebay import installation, lease
+
+    try:
+        loaded = configs.load(configs.find(""))
+    except config.ConfigError as error:
+        raise command_line.CommandError("; ".join(error.faults)) from error
+    state = loaded.table(forebay_settings.ForebaySettings).state_dir.absolute()
+    here = installation.Installation(loaded, state)
+    try:
+        port = here.connect_slurm()
+    except slurm.SlurmError as error:
+        raise command_line.CommandError(f"Slurm: {error}") from error
+    named = dataclasses.replace(asked, cluster=port.cluster)
+    return sbatch.job_text(lease.Renderer(here, port).job(named))
+
+
+def look(place: str, *, manifest: bool, write: bool) -> Mapping[str, Any]:
+    """Look at a place of weights from this host (`fctl weights check|manifest`)."""
+    from engines import settings as engine_settings
+    from forebay import inspecting
+
+    try:
+        loaded = configs.load(configs.find(""))
+    except config.ConfigError as error:
+        raise command_line.CommandError("; ".join(error.faults)) from error
+    options = loaded.table(engine_settings.EnginesSettings)
+    return inspecting.look(place, options, manifest=manifest, write=write)
 
 
 def rebuild(out: TextIO) -> int:

@@ -17,9 +17,11 @@ from batch_jobs import openai_api
 from batch_jobs import routes as batch_routes
 from batch_jobs import settings as batch_settings
 from batch_jobs import store as batch_store
+from engines import settings as engine_settings
 from forebay import (
     admission_service,
     batch_site,
+    inspecting,
     installation,
     quota_books,
     quotas,
@@ -40,6 +42,7 @@ from scheduler.runtime import (
     quota_keeper,
     quota_routes,
     schedule_routes,
+    weights_routes,
 )
 from scheduler.runtime import settings as scheduler_settings
 from scheduler.runtime.models import service
@@ -223,10 +226,14 @@ class _Parts:
             quota_routes.router(site),
             schedule_routes.router(registry, time),
             fleet_routes.router(registry, self._fleet, time),
+            weights_routes.router(registry, time),
             model_routes.router(
                 service.Site(
                     registry,
                     time,
+                    inspector=inspecting.Inspector(
+                        here.config.table(engine_settings.EnginesSettings)
+                    ),
                     adapter_folders=here.config.table(scheduler_settings.Settings).adapter_folders,
                 )
             ),

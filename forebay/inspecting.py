@@ -8,7 +8,9 @@ import json
 import logging
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from engines import settings
 from engines.slot import children
@@ -102,3 +104,42 @@ class Inspector(checks.Unseen):
             return (
                 f"vLLM's parser could not be asked ({why}): see the gateway's log, then try again"
             )
+
+
+def look(
+    named: str, options: settings.EnginesSettings, *, manifest: bool, write: bool
+) -> Mapping[str, Any]:
+    """Return what a place holds; with ``manifest``, everything is read, and ``write`` leaves it there.
+
+    Raises:
+        weights.WeightsError: it can't be used as it is, does not answer, or can't be written to.
+    """
+    place = weights.parse(named)
+    source = sources.of(place, stager.places(options))
+    unsafe = options.weights_unsafe
+    try:
+        if not manifest:
+            sizes = {one.name: one.size for one in source.files()}
+            found = examine.examine(sizes, source.read, named, unsafe=unsafe)
+            return {
+                "place": named,
+                "files": list(found.names),
+                "bytes": found.size,
+                "parameters": found.parameters,
+                "dtypes": " ".join(found.dtypes),
+            }
+        made = examine.manifest(source, named, unsafe=unsafe)
+    except sources.SourceDown as error:
+        raise weights.WeightsError(f"{error}; try again when it answers") from error
+    if write:
+        if place.scheme != "file":
+            raise weights.WeightsError(
+                f"{named}: --write knows file:// only; print it with --json and upload it as "
+                f"{weights.MANIFEST}"
+            )
+        try:
+            (Path(place.path) / weights.MANIFEST).write_text(made.text())
+        except OSError as error:
+            raise weights.WeightsError(f"{place.path}: {error.strerror}") from error
+    body: dict[str, Any] = json.loads(made.text())
+    return body | {"place": named, "bytes": made.size}

@@ -25,13 +25,14 @@ from scheduler.runtime import (
     lease_acts,
     live,
     loop,
+    node_weights,
     overlap,
     schedules,
     settings,
     snapshots,
     watch,
 )
-from scheduler.runtime.registry import database, store
+from scheduler.runtime.registry import database, store, weight_acts
 
 log = logging.getLogger(__name__)
 CATALOG_S = 1.0  # an admin's wish counts within so long
@@ -93,6 +94,8 @@ class Leader:
         self._catalog_due = float("-inf")
         self._work_due = float("-inf")
         self._facts_due = float("-inf")
+        self._weight_acts = weight_acts.WeightActs(parts.registry.database)
+        self.live.weights.most = options.prestage_models
         self.address = ""
         self.notes: tuple[str, ...] = ()
         self.wanted: Mapping[tuple[str, str], targets.Target] = {}
@@ -206,6 +209,7 @@ class Leader:
         drains = await asyncio.to_thread(registry.holdings.drains)
         self.live.cordons = await asyncio.to_thread(registry.cordons.all)
         self.live.standing = await asyncio.to_thread(registry.wishes.read)
+        self.live.weights.acts = await asyncio.to_thread(self._weight_acts.all)
         timetable = await asyncio.to_thread(registry.timetable.all)
         self.live.scheduled = schedules.in_force(timetable, self._time.wall_us())
         for replica_id in drains & self.live.replicas.keys():
@@ -249,6 +253,11 @@ class Leader:
         """Leave what other processes show: nodes, queues, why nothing is done, how long a tick takes."""
         now = self._time.monotonic()
         demand = snapshots.demand(self.live, now, self._parts.options)
+        self.live.weights.keep(list(self.live.leases))
+        if over := self.live.weights.over(self._time.wall_us()):
+            await asyncio.to_thread(
+                self._weight_acts.end, over, self.live.epoch, self._time.wall_us()
+            )
         facts: dict[str, dict[str, Any]] = {
             "nodes": {
                 "nodes": [
@@ -266,6 +275,7 @@ class Leader:
                 "error": self.poller.error,
             },
             overlap.FACT: self._overlap.fact(),
+            node_weights.FACT: self.live.weights.fact(),
             "queue": {name: dataclasses.asdict(item) for name, item in demand.items()},
             "starts": self.live.starts.told(),
             "broker": {

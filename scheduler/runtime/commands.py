@@ -11,6 +11,7 @@ from scheduler.contracts import command_line, ports, requests, times
 from scheduler.runtime import (
     fleet_commands,
     job_commands,
+    lease_commands,
     listing,
     model_commands,
     node_commands,
@@ -50,6 +51,8 @@ def fctl(
     err: TextIO,
     doctor: Doctor | None = None,
     rebuild: Doctor | None = None,
+    render: lease_commands.Render | None = None,
+    looker: weights_commands.Looker | None = None,
     stdin: TextIO | None = None,
 ) -> int:
     """Show and change what the broker does; return the exit code."""
@@ -64,6 +67,10 @@ def fctl(
             if rebuild is None:
                 raise command_line.CommandError("rebuild: run it on the accounting host")
             return rebuild(out)
+        if args.command == "weights" and args.verb in weights_commands.LOCAL:
+            return weights_commands.look(args, out, looker)
+        if args.command == "lease":
+            return lease_commands.run(args, out, render)
         return int(args.act(args, api, out, stdin) or 0)
 
     return command_line.run("fctl", body, err=err)
@@ -104,6 +111,7 @@ def parser() -> command_line.Parser:
     node_commands.add(commands)
     schedule_commands.add(commands)
     weights_commands.add(commands)
+    lease_commands.add(commands)
     model_commands.add(commands)
     return made
 

@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from scheduler.contracts import fleet, ids, ports, slurm
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.core import autoscale, backoff, floors, ladder, replicas, snapshot
-from scheduler.runtime import arrivals, entries, forecasts, hosts, reported, scaling, startup
+from scheduler.runtime import (
+    arrivals,
+    entries,
+    forecasts,
+    hosts,
+    node_weights,
+    reported,
+    scaling,
+    startup,
+)
 from scheduler.runtime.registry import cordons, holdings, wishes
 
 log = logging.getLogger(__name__)
@@ -59,6 +68,7 @@ class Live:
         self.cordons: Mapping[str, cordons.Cordon] = {}
         self.scheduled: tuple[floors.Floor, ...] = ()
         self.learned = forecasts.Learned()
+        self.weights = node_weights.NodeWeights()
         self.standing = wishes.Standing()
         self.starts = scaling.Starts()
         self.rates = arrivals.Rates()
@@ -155,6 +165,7 @@ class Live:
         # A revision counts only if it is of this leader: the ones before began elsewhere.
         entry.acked = report.revision if report.epoch == self.epoch else -1
         entry.leaving = report.closing
+        self.weights.absorb(report)
         self._prove_running(entry, report, now)
         entry.strangers = self._strangers(entry, report)
         changed = self._merge_slots(entry, report, now)
@@ -212,7 +223,9 @@ class Live:
             return pb.LeaseDesired(epoch=self.epoch, revision=LAST, lease_id=lease_id, close=True)
         if entry is None or entry.strangers:
             return None
-        return entries.desired(self.epoch, entry, self.replicas.values())
+        desired = entries.desired(self.epoch, entry, self.replicas.values())
+        self.weights.fill(desired, entry.lease, self.deployments, self.routes)
+        return desired
 
     def _prove_running(self, entry: entries.LeaseEntry, report: pb.LeaseReport, now: float) -> None:
         """An agent's word proves that its lease has begun, before Slurm is polled again.

@@ -1,11 +1,25 @@
 """fctl weights: what nodes' disks hold of models, and what shall be staged, removed, verified."""
 
-from typing import Any, TextIO
+from collections.abc import Mapping
+from typing import Any, Protocol, TextIO
 
-from scheduler.contracts import command_line, ports
+from scheduler.contracts import command_line, ports, weights
 from scheduler.runtime import listing
 
 GB = 1_000_000_000
+LOCAL = ("check", "manifest")  # verbs that need no gateway
+
+
+class Looker(Protocol):
+    """Looks at a place from the host where fctl runs."""
+
+    def __call__(self, place: str, *, manifest: bool, write: bool) -> Mapping[str, Any]:
+        """Return what the place holds.
+
+        Raises:
+            weights.WeightsError: it can't be used as it is, or does not answer.
+        """
+        ...
 
 
 def add(commands: Any) -> None:
@@ -25,8 +39,44 @@ def add(commands: Any) -> None:
         made.add_argument("--version", default="", help="of a model with several")
         made.add_argument("--node", default="", help="only there; else on every node with a lease")
         made.set_defaults(act=_ask)
+    for verb, text in (
+        (
+            "check",
+            "look at a place from here: nothing missing, nothing cut off, shapes as config.json says",
+        ),
+        ("manifest", "read a place from here, and print what nodes are to insist on"),
+    ):
+        made = verbs.add_parser(verb, help=text, description=text)
+        made.add_argument(
+            "place", help="file:///folder, s3://bucket/prefix or hf://owner/name@revision"
+        )
+        if verb == "manifest":
+            made.add_argument(
+                "--write", action="store_true", help="put it beside the weights (file:// only)"
+            )
     for made in verbs.choices.values():
         made.add_argument("--json", action="store_true", help="print JSON")
+
+
+def look(args: Any, out: TextIO, looker: Looker | None) -> int:
+    """Do what needs no gateway: look at a place from here; returns the exit code."""
+    if looker is None:
+        raise command_line.CommandError(
+            f"weights {args.verb}: run it on a host that holds forebay.toml"
+        )
+    try:
+        found = looker(
+            args.place, manifest=args.verb == "manifest", write=getattr(args, "write", False)
+        )
+    except weights.WeightsError as error:
+        raise command_line.CommandError(str(error)) from error
+    if args.json:
+        command_line.print_json(found, out)
+    else:
+        command_line.say(
+            ", ".join(f"{key} {value}" for key, value in found.items() if key != "files"), out
+        )
+    return 0
 
 
 def _list(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
@@ -79,6 +129,7 @@ def _ask(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
         return
     where = args.node or "every node with a lease"
     command_line.say(
-        f"{args.verb} {answer['uri']} on {where}: asked ({answer['act_id']}); see fctl weights list",
+        f"{args.verb} {answer['uri']} on {where}: asked ({answer['act_id']}); see fctl weights "
+        "list",
         out,
     )

@@ -1,14 +1,18 @@
 """A version is looked at before it is registered: its weights' headers, its manifest, its arguments."""
 
 import dataclasses
+import io
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engines import settings
 from engines.weights import examine, sources
 from forebay import inspecting
-from scheduler.contracts import fleet, weights
+from scheduler.contracts import fleet, ports, weights
+from scheduler.runtime import commands
 from tests.unit.weights import places
 
 
@@ -59,3 +63,39 @@ def test_the_engines_own_parser_has_the_last_word(spec: fleet.ReplicaSpec, tmp_p
     assert look(spec, vllm_python=str(python)) == "vLLM says: no such option"
     python.write_text("#!/bin/sh\nexit 3\n")
     assert "could not be asked" in look(spec, vllm_python=str(python))
+
+
+def test_a_manifest_is_made_where_the_weights_are_and_staging_takes_it(
+    spec: fleet.ReplicaSpec, tmp_path: Path
+) -> None:
+    options = settings.EnginesSettings()
+    found = inspecting.look(spec.weights, options, manifest=False, write=False)
+    assert (found["dtypes"], found["parameters"]) == ("F32", 512)
+    made = inspecting.look(spec.weights, options, manifest=True, write=True)
+    assert look(dataclasses.replace(spec, weights_digest=made["digest"])) == ""
+    with pytest.raises(weights.WeightsError, match="try again when it answers"):
+        inspecting.look("file:///nowhere/at/all", options, manifest=False, write=False)
+
+
+def test_the_command_looks_from_here(spec: fleet.ReplicaSpec) -> None:
+    def looker(place: str, *, manifest: bool, write: bool) -> dict[str, object]:
+        return inspecting.look(place, settings.EnginesSettings(), manifest=manifest, write=write)  # type: ignore[return-value]
+
+    def fctl(*words: str) -> tuple[int, str]:
+        out, err = io.StringIO(), io.StringIO()
+        code = commands.fctl(["weights", *words], api=NoApi(), out=out, err=err, looker=looker)
+        return code, out.getvalue() + err.getvalue()
+
+    assert fctl("check", spec.weights)[0] == 0
+    code, told = fctl("manifest", spec.weights, "--json")
+    assert code == 0
+    assert len(json.loads(told)["digest"]) == 64
+    code, told = fctl("check", "s3://bucket")
+    assert (code, told) == (1, "fctl: error: weights 's3://bucket': write s3://bucket/prefix\n")
+
+
+class NoApi:
+    """A gateway that is not there."""
+
+    def call(self, method: str, path: str, **options: Any) -> ports.ApiResponse:
+        raise AssertionError("no gateway is needed")
