@@ -41,6 +41,7 @@ from scheduler.runtime import (
     model_routes,
     quota_keeper,
     quota_routes,
+    rollout_routes,
     schedule_routes,
     weights_routes,
 )
@@ -202,6 +203,12 @@ class _Parts:
         books = here.config.table(accounting_settings.Accounting)
         batch = here.config.table(batch_settings.BatchJobsSettings)
         site = quotas.routes(here, registry, self._port.associations, time)
+        declared = service.Site(
+            registry,
+            time,
+            inspector=inspecting.Inspector(here.config.table(engine_settings.EnginesSettings)),
+            adapter_folders=here.config.table(scheduler_settings.Settings).adapter_folders,
+        )
         checks = batch_site.site(self._fleet, here.state, books, site.known_teams, time)
         return (
             batch_routes.router(
@@ -227,14 +234,6 @@ class _Parts:
             schedule_routes.router(registry, time),
             fleet_routes.router(registry, self._fleet, time),
             weights_routes.router(registry, time),
-            model_routes.router(
-                service.Site(
-                    registry,
-                    time,
-                    inspector=inspecting.Inspector(
-                        here.config.table(engine_settings.EnginesSettings)
-                    ),
-                    adapter_folders=here.config.table(scheduler_settings.Settings).adapter_folders,
-                )
-            ),
+            model_routes.router(declared),
+            rollout_routes.router(declared),
         )

@@ -58,11 +58,11 @@ def models(room: waiting.Room, caller: requests.Caller) -> list[Model]:
         Model(
             name,
             tuple(sorted(route.weights)),
-            tuple(sorted(route.adapters)),
+            tuple(sorted(resolve.adapters_of(caller, route))),
             route.max_context,
-            tuple(tier.value for tier in caller.tiers),
+            tuple(t.value for t in caller.tiers if not route.tiers or t.value in route.tiers),
             _STATUS[room.outlook(name)],
         )
         for name, route in sorted(view.routes.items())
-        if resolve.may_use(caller, name)
+        if resolve.may_use(caller, name, route)
     ]

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
-from gateway import emitted, metrics, waiting
+from gateway import comparing, emitted, metrics, waiting
 from scheduler.contracts import clock, errors, fleet, frames, quota, requests, usage
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class Attempt:
             if outcome is usage.Outcome.REPLICA_LOST:
                 self._sent.owed += (row,)
         self._recorder.count(self.identity, spent, waste)
+        self._recorder.comparing.note(row)
         self._recorder.append(row)
 
     def refused(self) -> None:
@@ -157,6 +158,7 @@ class Recorder:
         self._cluster = cluster
         self._unsynced = False
         self.clock = time
+        self.comparing = comparing.Comparing()
 
     def ready(self) -> None:
         """Raise `errors.RecordingUnavailable` if a row could not be kept now."""

@@ -57,6 +57,7 @@ class RequestPath:
     ) -> None:
         self._settings = deps.settings
         self._clock = deps.clock
+        self._fleet = deps.fleet
         self._room = room
         self._metrics = numbers
         self._tracer = None if isinstance(deps.tracer, tracing.NoTracer) else deps.tracer
@@ -75,9 +76,12 @@ class RequestPath:
         return len(self._live)
 
     async def run(self) -> None:
-        """Put rows on disk that nobody waits for, until cancelled."""
+        """Put rows on disk that nobody waits for, tell how versions fare, until cancelled."""
         while True:
             await self._clock.sleep(_FLUSH_S)
+            if (view := self._fleet.view()) is not None:
+                self._recorder.comparing.follow(view.routes.values())
+                self._fleet.tell(self._recorder.comparing.take())
             await self._recorder.flush()
 
     async def answer(

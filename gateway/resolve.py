@@ -19,7 +19,7 @@ X-Forebay-Batch-Job, -Custom-Id, -Team and -User are believed from Forebay's own
 
 import dataclasses
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scheduler.contracts import errors, fleet, ids, requests, tracing
@@ -142,6 +142,14 @@ def request(
     wanted, caller = source.wishes, source.caller
     model, adapter = _model(str(source.body["model"]), wanted.adapter, view, caller)
     _version(model, wanted.version, view)
+    # A batch line stays batch, whatever its body says: its submitter may hold no other tier.
+    offered = view.routes[model].tiers
+    tier = _tier(requests.Tier.BATCH.value if source.batch else wanted.priority, caller, offered)
+    if offered and tier.value not in offered:
+        raise errors.Forbidden(
+            f"model {short(model)} is not offered in tier {tier.value}: use {', '.join(offered)}",
+            param="forebay_priority",
+        )
     deadline_us = None
     if wanted.deadline_ms is not None:
         deadline_us = source.arrived_us + wanted.deadline_ms * 1_000
@@ -150,8 +158,7 @@ def request(
         endpoint=source.endpoint,
         body=source.body,
         model=model,
-        # A batch line stays batch, whatever its body says: its submitter may hold no other tier.
-        tier=_tier(requests.Tier.BATCH.value if source.batch else wanted.priority, caller),
+        tier=tier,
         caller=caller,
         stream=bool(source.body.get("stream")),
         arrived_us=source.arrived_us,
@@ -166,9 +173,20 @@ def request(
     )
 
 
-def may_use(caller: requests.Caller, model: str) -> bool:
-    """Return whether a caller may know of a model."""
-    return not caller.models or model in caller.models
+def may_use(caller: requests.Caller, model: str, route: fleet.Route | None = None) -> bool:
+    """Return whether a caller may know of a model: the key names it, and the model its team."""
+    if caller.models and model not in caller.models:
+        return False
+    return route is None or not route.callers or caller.team in route.callers
+
+
+def adapters_of(caller: requests.Caller, route: fleet.Route) -> tuple[str, ...]:
+    """Return the adapters that a caller may know of: everybody's, and those of its own team."""
+    if not route.adapter_teams:
+        return route.adapters
+    return tuple(
+        name for name in route.adapters if route.adapter_teams.get(name, caller.team) == caller.team
+    )
 
 
 def _model(
@@ -179,11 +197,11 @@ def _model(
     if name not in view.routes and adapter is None and ":" in name:
         model, _, adapter = name.rpartition(":")
     route = view.routes.get(model)
-    if route is None or not may_use(caller, model):
+    if route is None or not may_use(caller, model, route):
         raise errors.ModelNotFound(
             f"model {short(model)} is not known here: see /v1/models", param="model"
         )
-    if adapter is not None and adapter not in route.adapters:
+    if adapter is not None and adapter not in adapters_of(caller, route):
         raise errors.ModelNotFound(
             f"model {short(model)} has no adapter {short(adapter)}: see /v1/models", param="model"
         )
@@ -201,9 +219,9 @@ def _version(model: str, version: str | None, view: fleet.FleetView) -> None:
         )
 
 
-def _tier(name: str | None, caller: requests.Caller) -> requests.Tier:
+def _tier(name: str | None, caller: requests.Caller, offered: Sequence[str]) -> requests.Tier:
     if name is None:
-        return caller.tiers[0]
+        return next((tier for tier in caller.tiers if tier.value in offered), caller.tiers[0])
     if name not in list(requests.Tier):
         raise _fault("forebay_priority", f"must be one of {', '.join(requests.Tier)}")
     tier = requests.Tier(name)

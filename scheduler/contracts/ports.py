@@ -24,6 +24,10 @@ class FleetSource(Protocol):
         """Offer the newest demand; it is sent with the next report, older ones are dropped."""
         ...
 
+    def tell(self, trials: Sequence[fleet.Trial]) -> None:
+        """Offer how requests fared on the versions that are compared."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BatchWork:
@@ -82,6 +86,7 @@ class StaticFleet:
         self._view = view
         self._event = asyncio.Event()
         self.demand: list[fleet.Demand] = []
+        self.trials: list[fleet.Trial] = []
 
     def view(self) -> fleet.FleetView | None:
         """Return the view that was set last."""
@@ -101,6 +106,10 @@ class StaticFleet:
     def report(self, demand: Sequence[fleet.Demand]) -> None:
         """Keep what was reported last."""
         self.demand = list(demand)
+
+    def tell(self, trials: Sequence[fleet.Trial]) -> None:
+        """Keep what was told."""
+        self.trials += trials
 
 
 class Authenticator(Protocol):

@@ -27,12 +27,13 @@ from scheduler.runtime import (
     loop,
     node_weights,
     overlap,
+    rolling,
     schedules,
     settings,
     snapshots,
     watch,
 )
-from scheduler.runtime.registry import database, store, weight_acts
+from scheduler.runtime.registry import database, store, watcher, weight_acts
 
 log = logging.getLogger(__name__)
 CATALOG_S = 1.0  # an admin's wish counts within so long
@@ -89,6 +90,8 @@ class Leader:
         )
         self.forecasts = forecasts.Forecasts(parts.ledger, parts.zone, options.forecast_days)
         self._overlap = overlap.Overlap(None, parts.time.monotonic(), parts.time.wall_us())
+        self._watcher = watcher.Watcher(parts.registry.database, parts.registry.declared.serial)
+        self._rolling = rolling.Rolling(self.live, parts.registry, parts.time)
         self._server: aio.Server | None = None
         self._speaking: frozenset[str] = frozenset()
         self._catalog_due = float("-inf")
@@ -133,6 +136,7 @@ class Leader:
 
     async def stop(self) -> None:
         """End every link; leases, replicas and streams go on without us."""
+        self._watcher.close()
         await self.poller.close()
         await self.applier.close(STOP_S)
         if self._server is not None:
@@ -150,9 +154,12 @@ class Leader:
             self.live.hung_up.clear()
             self.poller.soon()
         self.poller.kick()
-        if now >= self._catalog_due:
+        # Looked at first, so that a change that comes during the reading is seen by the next look.
+        if await asyncio.to_thread(self._watcher.moved) or now >= self._catalog_due:
             await self._read_catalog()
             self._catalog_due = now + CATALOG_S
+        if self.live.settled and await self._rolling.step(self.wanted):
+            await self._read_catalog()
         if now >= self._work_due:
             self.live.batch_work = await asyncio.to_thread(self._parts.batch_work)
             self._work_due = now + WORK_S
@@ -206,10 +213,11 @@ class Leader:
         registry = self._parts.registry
         deployments = await asyncio.to_thread(registry.catalog.deployments)
         routes = await asyncio.to_thread(registry.catalog.routes, self.live.cluster)
+        self.live.rollouts = await asyncio.to_thread(registry.rollouts.all, under_way=True)
         drains = await asyncio.to_thread(registry.holdings.drains)
         self.live.cordons = await asyncio.to_thread(registry.cordons.all)
-        self.live.standing = await asyncio.to_thread(registry.wishes.read)
         self.live.weights.acts = await asyncio.to_thread(self._weight_acts.all)
+        self.live.standing = await asyncio.to_thread(registry.wishes.read)
         timetable = await asyncio.to_thread(registry.timetable.all)
         self.live.scheduled = schedules.in_force(timetable, self._time.wall_us())
         for replica_id in drains & self.live.replicas.keys():
@@ -274,10 +282,11 @@ class Leader:
                 ],
                 "error": self.poller.error,
             },
-            overlap.FACT: self._overlap.fact(),
             node_weights.FACT: self.live.weights.fact(),
+            overlap.FACT: self._overlap.fact(),
             "queue": {name: dataclasses.asdict(item) for name, item in demand.items()},
             "starts": self.live.starts.told(),
+            "rollouts": self._rolling.facts(),
             "broker": {
                 "epoch": self.live.epoch,
                 "address": self.address,

@@ -15,6 +15,7 @@ from scheduler.runtime import address, entries, guard
 
 log = logging.getLogger(__name__)
 REPORT_S = 0.2
+TRIALS_MOST = 2_000
 LOOK_S = 1.0  # between two looks at whether another broker leads
 RETRY_S = 0.2
 RETRY_MOST_S = 2.0
@@ -40,6 +41,7 @@ class FleetClient:
         self._view: fleet.FleetView | None = None
         self._bell = entries.Bell()
         self._demand: tuple[fleet.Demand, ...] = ()
+        self._trials: list[fleet.Trial] = []
         self._task: asyncio.Task[None] | None = None
         self.connected = False
         self.admission = ""  # where other hosts' workers find our queues, once that is known
@@ -67,6 +69,11 @@ class FleetClient:
     def report(self, demand: Sequence[fleet.Demand]) -> None:
         """Offer the newest demand; the next report carries it."""
         self._demand = tuple(demand)
+
+    def tell(self, trials: Sequence[fleet.Trial]) -> None:
+        """Offer how requests fared; those that no broker has heard for long are dropped."""
+        self._trials += trials
+        del self._trials[:-TRIALS_MOST]
 
     async def run(self) -> None:
         """Connect, watch, and connect again, until cancelled."""
@@ -117,12 +124,14 @@ class FleetClient:
 
     async def _reports(self) -> AsyncIterator[pb.GatewayReport]:
         while True:
+            trials, self._trials = self._trials, []
             yield pb.GatewayReport(
                 gateway_id=self._gateway_id,
                 at_us=self._time.wall_us(),
                 demand=[wire.demand_to_pb(item) for item in self._demand],
                 routes_revision=self._view.revision if self._view is not None else 0,
                 admission=self.admission,
+                trials=[wire.trial_to_pb(trial) for trial in trials],
             )
             await asyncio.sleep(REPORT_S)
 

@@ -16,6 +16,7 @@ from scheduler.runtime import (
     model_commands,
     node_commands,
     quota_commands,
+    rollout_commands,
     schedule_commands,
     show_commands,
     weights_commands,
@@ -113,6 +114,7 @@ def parser() -> command_line.Parser:
     weights_commands.add(commands)
     lease_commands.add(commands)
     model_commands.add(commands)
+    rollout_commands.add(commands)
     return made
 
 

@@ -4,13 +4,14 @@ Owned by the event loop: only the applier changes wishes, only reports and polls
 decides nothing; a snapshot of it goes to the planner.
 """
 
+import collections
 import dataclasses
 import logging
 from collections.abc import Mapping
 
 from scheduler.contracts import fleet, ids, ports, slurm
 from scheduler.contracts.v1 import control_pb2 as pb
-from scheduler.core import autoscale, backoff, floors, ladder, replicas, snapshot
+from scheduler.core import autoscale, backoff, floors, ladder, replicas, rollouts, snapshot
 from scheduler.runtime import (
     arrivals,
     entries,
@@ -24,6 +25,7 @@ from scheduler.runtime import (
 from scheduler.runtime.registry import cordons, holdings, wishes
 
 log = logging.getLogger(__name__)
+TRIALS_KEPT = 20_000  # how requests fared, between two looks at the rollouts
 LAST = (1 << 63) - 1  # a revision that none comes after
 GONE_KEPT = 10_000  # replicas that have ended and that a late report may still name
 
@@ -57,6 +59,8 @@ class Live:
         self.cancels: dict[ids.SlurmJobId, float] = {}
         self.deployments: tuple[snapshot.Deployment, ...] = ()
         self.routes: Mapping[str, fleet.Route] = {}
+        self.rollouts: tuple[rollouts.Rollout, ...] = ()
+        self.trials: collections.deque[fleet.Trial] = collections.deque(maxlen=TRIALS_KEPT)
         self.demand: dict[str, tuple[float, dict[str, fleet.Demand]]] = {}
         self.gateways = hosts.Hosts()
         self.failures: dict[tuple[str, str], backoff.Failures] = {}
@@ -68,8 +72,8 @@ class Live:
         self.cordons: Mapping[str, cordons.Cordon] = {}
         self.scheduled: tuple[floors.Floor, ...] = ()
         self.learned = forecasts.Learned()
-        self.weights = node_weights.NodeWeights()
         self.standing = wishes.Standing()
+        self.weights = node_weights.NodeWeights()
         self.starts = scaling.Starts()
         self.rates = arrivals.Rates()
         self.jobs: tuple[slurm.Job, ...] | None = None

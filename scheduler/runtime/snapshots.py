@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from concurrent import futures
 
 from scheduler.contracts import clock, fleet, ids, slurm
-from scheduler.core import forecast, lending, snapshot, windows
+from scheduler.core import forecast, lending, rollouts, snapshot, windows
 from scheduler.runtime import forecasts, live, settings
 from scheduler.runtime.registry import wishes
 
@@ -178,6 +178,8 @@ def _bounded(picture: live.Live) -> tuple[snapshot.Deployment, ...]:
         if bounds is not None:
             route = picture.routes.get(deployment.spec.model)
             percent = route.weights.get(deployment.spec.version, 0) if route is not None else 100
+            if any(_rolls(rollout, deployment.key) for rollout in picture.rollouts):
+                percent = 100  # either version may have to take all of it within seconds
             bounds = dataclasses.replace(
                 picture.starts.applied(deployment.key, bounds), share=percent / 100
             )
@@ -211,6 +213,11 @@ def closures(reservations: Iterable[slurm.Reservation], now_us: int) -> tuple[wi
         for kept in reservations
         if kept.nodes and "TIME_FLOAT" not in kept.flags
     )
+
+
+def _rolls(rollout: rollouts.Rollout, key: tuple[str, str]) -> bool:
+    model, version = key
+    return rollout.model == model and version in {rollout.version, *rollout.before}
 
 
 def _backlogs(picture: live.Live, now_us: int) -> dict[str, lending.Backlog]:

@@ -61,6 +61,7 @@ class Fleet(control_pb2_grpc.FleetServicer):
                 gateway_id = report.gateway_id
                 demand = {item.model: wire.demand_from_pb(item) for item in report.demand}
                 now = self._time.monotonic()
+                self._live.trials.extend(wire.trial_from_pb(item) for item in report.trials)
                 self._live.absorb_demand(gateway_id, demand, now)
                 self._live.gateways.heard(gateway_id, report.admission, now)
         finally:

@@ -49,16 +49,17 @@ def remembered(file: document.Entries) -> dict[str, Any]:
 
 
 def _model(mine: Sequence[config.ModelSettings]) -> dict[str, Any]:
-    first = mine[-1]
+    last = mine[-1]
+    shares = percent({item.version: item.weight for item in mine})
     return {
-        "tiers": list(first.tiers),
-        "replicas": first.replicas,
-        "scaling": dict(first.scaling),
-        "role": first.role,
-        "dedicated": first.dedicated,
-        "itl_slo_ms": first.itl_slo_ms,
-        "versions": {item.version: _version(item, first) for item in mine},
-        "route": {"versions": percent({item.version: item.weight for item in mine})},
+        "tiers": list(last.tiers),
+        "replicas": last.replicas,
+        "scaling": dict(last.scaling),
+        "role": last.role,
+        "dedicated": last.dedicated,
+        "itl_slo_ms": last.itl_slo_ms,
+        "versions": {item.version: _version(item, last, shares) for item in mine},
+        "route": {"versions": shares},
         "adapters": _adapters(mine),
     }
 
@@ -71,7 +72,9 @@ def _adapters(mine: Sequence[config.ModelSettings]) -> dict[str, Any]:
     return found
 
 
-def _version(item: config.ModelSettings, first: config.ModelSettings) -> dict[str, Any]:
+def _version(
+    item: config.ModelSettings, last: config.ModelSettings, shares: Mapping[str, int]
+) -> dict[str, Any]:
     found: dict[str, Any] = {
         "engine": item.engine,
         "weights": item.weights,
@@ -82,12 +85,15 @@ def _version(item: config.ModelSettings, first: config.ModelSettings) -> dict[st
         "seats": item.seats,
         "reserved_seats": item.reserved_seats,
         "gpus": item.gpus,
-        # The file says how many replicas each version has, whatever its weight.
-        "replicas": item.replicas,
-        "scaling": dict(item.scaling),
     }
+    # What a version says as its model does follows the route; without a share it is kept as the file says.
+    alone = shares[item.version] == 0
+    if alone or item.replicas != last.replicas:
+        found["replicas"] = item.replicas
+    if alone or dict(item.scaling) != dict(last.scaling):
+        found["scaling"] = dict(item.scaling)
     for name in ("role", "dedicated", "itl_slo_ms"):
-        if getattr(item, name) != getattr(first, name):
+        if getattr(item, name) != getattr(last, name):
             found[name] = getattr(item, name)
     return found
 

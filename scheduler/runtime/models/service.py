@@ -10,6 +10,7 @@ from typing import Any
 import pydantic
 
 from scheduler.contracts import clock, errors
+from scheduler.core import rollouts
 from scheduler.runtime.models import changes, checks, document
 from scheduler.runtime.registry import declared, store
 
@@ -39,7 +40,8 @@ class Wish:
 
 
 Entries = dict[document.Key, Any]
-_TRIES = 8
+RolloutChange = Callable[[rollouts.Rollout, int], rollouts.Rollout]
+TRIES = 8
 
 
 def add(site: Site, key: document.Key, body: Mapping[str, Any], wish: Wish) -> declared.Revision:
@@ -171,7 +173,7 @@ def revert(site: Site, revision: int, wish: Wish) -> declared.Revision:
 def _change(site: Site, edit: Callable[[Entries], Entries], wish: Wish) -> declared.Revision:
     """Edit, check outside of any transaction, and commit if nobody was faster."""
     signed = declared.Signed(wish.author, wish.reason, site.time.wall_us())
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         base, before = site.registry.declared.entries()
         after = edit(dict(before))
         _check(site, before, after)

@@ -1,11 +1,12 @@
 """Models, versions, routes and deployments in the registry."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from scheduler.contracts import errors, fleet
+from scheduler.contracts import errors, fleet, requests
 from scheduler.core import autoscale, snapshot
 from scheduler.runtime import config, scaling
 from scheduler.runtime.registry import database, declared, spec_json, tables
@@ -67,6 +68,7 @@ class Catalog:
                     max_context=context,
                     adapters=tuple(sorted(adapters.get(route.model, ()))),
                     cluster=cluster,
+                    **_rules(route.rules),
                 )
                 for route, context in session.execute(query)
             }
@@ -111,6 +113,19 @@ class Catalog:
                 row.quarantined_until_us = 0
                 row.quarantine_reason = ""
             declared.moved(session)
+
+
+def _rules(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a route's row says beside its percents; what is as for everybody is left out."""
+    tiers = tuple(rules.get("tiers", ()))
+    shadow = rules.get("shadow") or {}
+    return {
+        "callers": tuple(rules.get("callers", ())),
+        "tiers": () if set(tiers) == set(requests.Tier) else tiers,
+        "adapter_teams": {name: team for name, team in rules.get("adapters", {}).items() if team},
+        "shadow": shadow.get("version", ""),
+        "shadow_percent": shadow.get("percent", 0),
+    }
 
 
 def _scaling(row: tables.Deployment) -> autoscale.Scaling | None:

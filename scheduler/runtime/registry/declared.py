@@ -60,7 +60,7 @@ class Catalogue:
         """Return the newest revision and the document."""
         with self._base.read() as session:
             state = session.get_one(tables.DeclaredState, STATE)
-            return state.revision, document.whole(_entries(session))
+            return state.revision, document.whole(entries(session))
 
     def history(self, limit: int = 50, model: str = "") -> tuple[Revision, ...]:
         """Return the newest revisions, the newest first; of one model if ``model`` names it."""
@@ -78,7 +78,7 @@ class Catalogue:
     def entries(self) -> tuple[int, dict[document.Key, dict[str, Any]]]:
         """Return the newest revision and the entries in force."""
         with self._base.read() as session:
-            return session.get_one(tables.DeclaredState, STATE).revision, _entries(session)
+            return session.get_one(tables.DeclaredState, STATE).revision, entries(session)
 
     def then(self, revision: int) -> tuple[int, dict[document.Key, Any]]:
         """Return the newest revision, and the entries as they were at ``revision``.
@@ -99,7 +99,7 @@ class Catalogue:
                 .order_by(tables.DeclaredChange.revision.desc())
             )
             later = [_revision(row).changes for row in session.scalars(query)]
-            return state.revision, changes.undone(_entries(session), later)
+            return state.revision, changes.undone(entries(session), later)
 
     def commit(
         self, after: document.Entries, base: int, signed: Signed, *, dry_run: bool = False
@@ -126,7 +126,7 @@ class Catalogue:
         file = imported.of_file(models)
         with self._base.write() as session:
             state = _locked(session)
-            after, said = imported.merged(_entries(session), state.imported, file)
+            after, said = imported.merged(entries(session), state.imported, file)
             if said != state.imported:
                 state.imported = said
             signed = Signed(imported.AUTHOR, "forebay.toml has changed", now_us)
@@ -139,6 +139,11 @@ def moved(session: orm.Session) -> None:
     state.serial += 1
     if session.get_bind().dialect.name == "postgresql":
         session.execute(sa.select(sa.func.pg_notify(CHANNEL, str(state.serial))))
+
+
+def whole(session: orm.Session) -> document.Document:
+    """Return the document in force."""
+    return document.whole(entries(session))
 
 
 def rolling(session: orm.Session) -> dict[str, frozenset[str]]:
@@ -187,6 +192,7 @@ def _run_model(
         session.add(route)
     route.weights = dict(model.route.versions)
     route.rules = {
+        "tiers": [tier.value for tier in model.tiers],
         "callers": list(model.callers),
         "adapters": {adapter: one.team for adapter, one in model.adapters.items()},
         "shadow": model.route.shadow.model_dump() if model.route.shadow else {},
@@ -223,7 +229,7 @@ def change(
 ) -> Revision:
     """Write a revision within a transaction that has taken the state's row."""
     state = _locked(session)
-    made = changes.between(_entries(session), after)
+    made = changes.between(entries(session), after)
     found = Revision(state.revision + bool(made), signed.now_us, signed.author, signed.reason, made)
     if dry_run or not made:
         return found
@@ -265,7 +271,8 @@ def _locked(session: orm.Session) -> tables.DeclaredState:
     return session.get_one(tables.DeclaredState, STATE, with_for_update=True)
 
 
-def _entries(session: orm.Session) -> dict[document.Key, dict[str, Any]]:
+def entries(session: orm.Session) -> dict[document.Key, dict[str, Any]]:
+    """Return the entries in force."""
     rows = session.scalars(sa.select(tables.Declared))
     return {(row.kind, row.model, row.name): dict(row.body) for row in rows}
 

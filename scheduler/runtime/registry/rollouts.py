@@ -1,23 +1,101 @@
 """Rollouts in the registry: the newest of each model. Their steps move the route by revisions."""
 
+import dataclasses
+from typing import Any
+
 import sqlalchemy as sa
 
-from scheduler.runtime.registry import database, tables
+from scheduler.contracts import errors
+from scheduler.core import rollouts
+from scheduler.runtime.models import document
+from scheduler.runtime.registry import database, declared, tables
 
-OVER = "over"
+AUTHOR = "rollout"
 
 
 class Rollouts:
-    """Reads of rollouts."""
+    """Reads and steps of rollouts."""
 
     def __init__(self, base: database.Database) -> None:
         self._base = base
 
+    def all(self, *, under_way: bool = False) -> tuple[rollouts.Rollout, ...]:
+        """Return each model's newest rollout, or only those that are not over."""
+        query = sa.select(tables.Rollout).order_by(tables.Rollout.model)
+        if under_way:
+            query = query.where(tables.Rollout.state != rollouts.State.OVER.value)
+        with self._base.read() as session:
+            return tuple(_read(row.body) for row in session.scalars(query))
+
+    def get(self, model: str) -> rollouts.Rollout | None:
+        """Return a model's newest rollout, None if it never had one."""
+        with self._base.read() as session:
+            row = session.get(tables.Rollout, model)
+            return None if row is None else _read(row.body)
+
     def under_way(self, model: str) -> str:
         """Return the version that is being rolled out, "" without any."""
-        query = sa.select(tables.Rollout).where(
-            tables.Rollout.model == model, tables.Rollout.state != OVER
-        )
-        with self._base.read() as session:
-            row = session.scalar(query)
-            return "" if row is None else str(row.body["version"])
+        found = self.get(model)
+        return found.version if found and found.state is not rollouts.State.OVER else ""
+
+    def begin(self, rollout: rollouts.Rollout, now_us: int) -> None:
+        """Keep a new rollout: its version's replicas are wanted from now on.
+
+        Raises:
+            errors.BadRequest: one is under way.
+        """
+        with self._base.write() as session:
+            declared.moved(session)
+            row = session.get(tables.Rollout, rollout.model)
+            if row is not None and row.state != rollouts.State.OVER.value:
+                raise errors.BadRequest(
+                    f"{rollout.model}: a rollout of {row.body['version']} is under way; "
+                    f"`fctl rollback {rollout.model}` ends it",
+                    param="version",
+                )
+            if row is None:
+                row = tables.Rollout(model=rollout.model)
+                session.add(row)
+            row.state, row.body = rollout.state.value, _write(rollout)
+            session.flush()
+            declared.run(session, declared.whole(session), now_us)
+
+    def advance(
+        self,
+        before: rollouts.Rollout,
+        after: rollouts.Rollout,
+        signed: declared.Signed,
+        epoch: int | None = None,
+    ) -> bool:
+        """Take a rollout from one state to the next, its route with it; False: it has moved meanwhile.
+
+        Raises:
+            database.Fenced: ``epoch`` is a leader's, and not the newest.
+        """
+        with self._base.write(epoch) as session:
+            declared.moved(session)
+            row = session.get(tables.Rollout, before.model)
+            if row is None or _read(row.body) != before:
+                return False
+            row.state, row.body = after.state.value, _write(after)
+            session.flush()
+            entries = declared.entries(session)
+            key: document.Key = ("route", before.model, "")
+            shares = {name: share for name, share in after.weights().items() if share}
+            if after.weights() != before.weights():
+                entries[key] = {**entries.get(key, {}), "versions": shares}
+                declared.change(session, entries, signed)
+            declared.run(session, document.whole(entries), signed.now_us)
+            return True
+
+
+def _write(rollout: rollouts.Rollout) -> dict[str, Any]:
+    return {**dataclasses.asdict(rollout), "state": rollout.state.value}
+
+
+def _read(body: dict[str, Any]) -> rollouts.Rollout:
+    known = {field.name for field in dataclasses.fields(rollouts.Rollout)}
+    found = {key: value for key, value in body.items() if key in known}
+    return rollouts.Rollout(
+        **{**found, "steps": tuple(found["steps"]), "state": rollouts.State(found["state"])}
+    )

@@ -21,6 +21,7 @@ from scheduler.runtime import (
     fleet_routes,
     model_routes,
     quota_routes,
+    rollout_routes,
     schedule_routes,
     show_commands,
     weights_routes,
@@ -65,11 +66,9 @@ class Site:
         app.include_router(schedule_routes.router(self.registry, self.time))
         app.include_router(fleet_routes.router(self.registry, self.source, self.time))
         app.include_router(weights_routes.router(self.registry, self.time))
-        app.include_router(
-            model_routes.router(
-                service.Site(self.registry, self.time, adapter_folders=("/adapters",))
-            )
-        )
+        declared = service.Site(self.registry, self.time, adapter_folders=("/adapters",))
+        app.include_router(model_routes.router(declared))
+        app.include_router(rollout_routes.router(declared))
 
         @app.exception_handler(errors.ForebayError)
         async def told(request: fastapi.Request, error: errors.ForebayError) -> Any:

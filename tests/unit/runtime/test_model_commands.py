@@ -195,3 +195,31 @@ def test_forebay_toml_declares_anew_only_what_has_changed_in_it(site: test_admin
     told = done(site, "history chat -n 1")
     assert "forebay.toml: forebay.toml has changed" in told
     assert "- version chat v2" in told
+
+
+def test_rollouts_are_begun_shown_and_taken_back(site: test_admin.Site) -> None:
+    assert done(site, "rollout") == "no rollouts\n"
+    done(site, "version add chat v2 engine=simulated")
+    assert done(site, "rollout chat v2 --steps 1,25,100 --hold 10m") == (
+        "chat v2: warming, steps 1,25,100\n"
+    )
+    assert "chat v2: 0 %, warming" in done(site, "rollout chat")
+    wanted = {one.key: one.replicas for one in site.registry.catalog.deployments()}
+    assert wanted["chat", "v2"] == 1  # warmed before anything moves
+    done(site, "gate chat fail --reason '0.71 < 0.80'")
+    found = site.registry.rollouts.get("chat")
+    assert found is not None
+    assert (found.gate_passed, found.hold_s) == (False, 600)
+    assert done(site, "rollback chat --reason bad") == "chat: v2 is taken back\n"
+    assert "rolled back" in done(site, "rollout")
+    wanted = {one.key: one.replicas for one in site.registry.catalog.deployments()}
+    assert wanted["chat", "v2"] == 0
+    for line, said in (
+        ("rollout chat v2", "give --steps 1,5,25,50,100 or --percent N"),
+        ("rollout chat v2 --steps 5,x", "whole percents"),
+        ("rollout chat v2 --percent 5 --hold soon", "--hold soon: write 30s, 10m, 1h or 1d"),
+        ("rollback chat", "no rollout is under way"),
+        ("gate chat pass", "no rollout is under way"),
+    ):
+        code, told = fctl(site, line)
+        assert (code, said in told, told.count("\n")) == (1, True, 1)
