@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+from scheduler.contracts import fleet
 from scheduler.core import (
     actions,
     autoscale,
@@ -105,5 +106,13 @@ def _write_off(snap: snapshot.Snapshot, settings: Settings) -> Iterator[actions.
             why = gone[replica.slot_id].reason
             reason = f"slot {replica.slot_id} is gone{f': {why}' if why else ''}"
             yield actions.MarkLost(replica.replica_id, reason)
+        elif _given_up(held[replica.lease_id], settings):
+            yield actions.MarkLost(replica.replica_id, held[replica.lease_id].lease.reason)
         elif known.missing_s > settings.agent_silent_s:
             yield actions.MarkLost(replica.replica_id, "its agent does not know it")
+
+
+def _given_up(held: snapshot.HeldLease, settings: Settings) -> bool:
+    """Return whether a lease was given back for want of its agent: Slurm may name its job for long after."""
+    lost = held.silent_s is not None and held.silent_s > settings.agent_lost_s
+    return lost and held.lease.state is fleet.LeaseState.CLOSING

@@ -61,3 +61,18 @@ def test_nothing_new_goes_to_a_cordoned_node() -> None:
     (start,) = plan.plan(free, OPTIONS).actions
     assert isinstance(start, actions.StartReplica)
     assert free.leases[0].lease.state is fleet.LeaseState.RUNNING
+
+
+def test_what_was_on_a_lost_node_is_written_off_though_slurm_still_names_its_job() -> None:
+    slot = plans.slot()
+    lost = dataclasses.replace(plans.held(1, fleet.LeaseState.CLOSING), silent_s=LOST_S)
+    picture = plans.picture(
+        leases=(dataclasses.replace(lost, slots=(slot,)),),
+        replicas=(plans.known(1, slot),),
+        jobs=(plans.job(1),),
+    )
+    marked = [a for a in plan.plan(picture, OPTIONS).actions if isinstance(a, actions.MarkLost)]
+    assert [action.replica_id for action in marked] == [plans.known(1, slot).replica.replica_id]
+    speaks = dataclasses.replace(lost, slots=(slot,), silent_s=0.1)
+    drains = dataclasses.replace(picture, leases=(speaks,))
+    assert not [a for a in plan.plan(drains, OPTIONS).actions if isinstance(a, actions.MarkLost)]
