@@ -83,6 +83,7 @@ class Spool:
         self._synced = 0
         self._closed = False
         self._flight: asyncio.Future[None] | None = None
+        self._landing: list[asyncio.Future[None]] | None = None  # who waits while the kernel syncs
         self._kernel = datasync.open_()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, f"spool-{self._writer}")
         with self._lock:
@@ -128,13 +129,18 @@ class Spool:
         """
         target = self._appended
         while self._synced < target:
+            loop = asyncio.get_running_loop()
             if self._flight is None or self._flight.done():
-                loop = asyncio.get_running_loop()
                 self._flight = self._plainly(loop)
                 if self._flight is None:
                     self._flight = loop.run_in_executor(self._thread, self._flush)
                     self._flight.add_done_callback(_consume)
-            await asyncio.shield(self._flight)
+            if self._landing is None:
+                await asyncio.shield(self._flight)
+            else:  # woken without a turn of the loop between, which a request would wait for
+                waiter: asyncio.Future[None] = loop.create_future()
+                self._landing.append(waiter)
+                await waiter
 
     @property
     def _in_kernel(self) -> bool:
@@ -153,6 +159,14 @@ class Spool:
             one_thing = not (self._retired or self._lost or self._orphans or current.new)
             mark, count = self._appended, len(current.unsynced)
         done: asyncio.Future[None] = loop.create_future()
+        landing: list[asyncio.Future[None]] = []
+        thread = threading.get_ident()
+
+        def wake() -> None:
+            if self._landing is landing:
+                self._landing = None
+            for each in (done, *landing):
+                _wake(each)
 
         def landed(fault: int) -> None:
             try:
@@ -160,11 +174,17 @@ class Spool:
                     self._synced = mark
             finally:
                 self._flushing.release()
-            if not loop.is_closed():  # from another thread where `close` waited for it
-                loop.call_soon_threadsafe(_wake, done)
+            if loop.is_closed():
+                return
+            if threading.get_ident() == thread:
+                wake()
+            else:  # `close`, in another thread, has waited for it
+                loop.call_soon_threadsafe(wake)
 
+        self._landing = landing
         if one_thing and kernel.begin(current.fd, landed):
             return done
+        self._landing = None
         self._flushing.release()
         if one_thing:  # not offered here after all
             kernel.close()
