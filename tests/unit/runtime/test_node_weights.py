@@ -10,7 +10,7 @@ from engines.agent import shelf
 from scheduler.contracts import fleet, ids, requests, weights
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.core import autoscale, prestage, snapshot
-from scheduler.runtime import commands, config, node_weights
+from scheduler.runtime import commands, config, entries, live, node_weights
 from scheduler.runtime.registry import weight_acts
 from tests.unit.runtime import test_admin
 
@@ -157,3 +157,16 @@ async def test_the_agent_stages_in_the_brokers_order_and_acts_first() -> None:
         ("staged", ""),
         ("staged", ""),
     ]
+
+
+def test_a_lease_hears_what_to_stage_and_what_it_reports_is_known() -> None:
+    picture = live.Live(7, "c", entries.Pauses(1, 60), 0.0)
+    picture.weights.most = 2
+    held = lease("l-1")
+    picture.leases[held.lease_id] = entries.LeaseEntry(held, since=0.0)
+    picture.deployments = (snapshot.Deployment(spec("chat"), 1),)
+    desired = picture.desired(held.lease_id)
+    assert desired is not None
+    assert [(one.uri, one.model) for one in desired.stage] == [("s3://models/chat/v1", "chat")]
+    assert picture.absorb_report(report("l-1", "n1"), 1.0)
+    assert picture.weights.fact()["nodes"]["n1"][0]["state"] == "staged"
