@@ -16,6 +16,7 @@ from scheduler.core import outputs, prefixes, versions
 
 _CALLS = ("tool_calls", "function_call")
 _SHOWN = ("functions", "documents")
+_EMBEDDINGS = requests.Endpoint.EMBEDDINGS.value
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -144,7 +145,7 @@ def of(
         size,
         request.cache_hint,
         fingerprints.of(request, chunk_bytes),
-        request.endpoint.value,
+        request.endpoint._value_,
         *everything(body, chars),
         thread=threads.key(request) if several else 0,
     )
@@ -206,14 +207,14 @@ def needs(
         )
     prompt = asking.prompt_tokens or learned.prompt_tokens(asking.model, asking.chars)
     output = 0
-    if asking.endpoint != requests.Endpoint.EMBEDDINGS.value:
+    if asking.endpoint != _EMBEDDINGS:
         output = learned.output_tokens(asking.model, asking.team, asking.max_tokens)
     # An estimate must not keep out what the engine would take: it knows the real length.
     prompt = min(prompt, route.max_context)
     output = min(output, max(0, route.max_context - prompt))
     long = 0 < long_at <= prompt
     most = 0
-    if asking.endpoint != requests.Endpoint.EMBEDDINGS.value:
+    if asking.endpoint != _EMBEDDINGS:
         most = learned.most_tokens(asking.model, asking.team, asking.max_tokens)
         most = min(most, route.max_context)
     return Needs(version, asking.adapter, asking.seats, tokens, prompt, output, long, most)

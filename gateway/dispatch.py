@@ -7,13 +7,12 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import re
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import msgspec
 
-from gateway import asks, emitted, metrics, recording, replica, resolve, settings, waiting
+from gateway import asks, emitted, metrics, recording, replica, settings, upstream, waiting
 from scheduler.contracts import errors, frames, quota, requests, resume, tracing, usage
 
 _DONE = b"data: [DONE]"
@@ -54,9 +53,9 @@ class Outlet(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # frozen ones cost a call a field to make
 class Job:
-    """What is dispatched.
+    """What is dispatched; not changed afterwards.
 
     Attributes:
         request: the checked request.
@@ -83,7 +82,7 @@ class Job:
     span: tracing.Span | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class _Last:
     """The frame that ended an answer, and the client bytes that wait for the record."""
 
@@ -99,8 +98,8 @@ class _Forwarding:
     """
 
     __slots__ = (
-        "_count", "_first", "_gap", "_grant", "_job", "_last", "_named", "_now", "_outlet", "_record",
-        "_sent", "held",
+        "_add", "_begun", "_count", "_data", "_first", "_gap", "_grant", "_job", "_last", "_named", "_now",
+        "_record", "held",
     )  # fmt: skip
 
     def __init__(
@@ -120,39 +119,47 @@ class _Forwarding:
         self._grant = grant
         self._first = first
         self._named = job.request.endpoint is requests.Endpoint.RESPONSES  # its events have names
-        self._outlet = job.outlet
-        self._sent = job.sent
+        self._begun = bool(record.first_token_us)
+        self._data = job.outlet.data
+        self._add = job.sent.add
         self.held: frames.Frame | None = None
 
     def take(self, frame: frames.Frame) -> bool:
         """Take a DATA or PROMPT frame; False: the client is behind."""
-        payload, record = frame.payload, self._record
-        if frame.kind is _PROMPT:
-            record.prompt(frame)
+        kind, payload, packed, _, _, _ = frame
+        if kind is _PROMPT:
+            self._record.prompt(frame)
             self._grant.prefilled()
-            self._outlet.prompt(frame, self._job.version)
+            self._job.outlet.prompt(frame, self._job.version)
             return True
-        if not record.first_token_us and (payload or frame.packed):
-            record.first_token()
-            self._last = self._now()
-            self._grant.prefilled()
-            if self._first is not None:
-                self._first(self._job.request)
-        elif tokens := len(frame.packed) >> 2:
-            now, self._count = self._now(), self._count + 1
-            if not self._count % _GAP_EACH:
-                self._gap((now - self._last) / tokens)
-            self._last = now
+        if self._begun:
+            if packed:
+                self._count = count = self._count + 1
+                turn = count % _GAP_EACH
+                if turn == _GAP_EACH - 1:
+                    self._last = self._now()
+                elif not turn:
+                    self._gap((self._now() - self._last) / (len(packed) >> 2))
+        elif payload or packed:
+            self._begin()
         going = True
         if self.held is not None:
             held, self.held = self.held, None
-            self._sent.add(held)
-            going = self._outlet.data(held)
+            self._add(held)
+            going = self._data(held)
         if payload.find(_DONE, _TAIL) >= 0 or (self._named and payload.startswith(_COMPLETED)):
             self.held = frame
             return going
-        self._sent.add(frame)
-        return self._outlet.data(frame) and going
+        self._add(frame)
+        return self._data(frame) and going
+
+    def _begin(self) -> None:
+        """Note that the first token has come."""
+        self._begun = True
+        self._record.first_token()
+        self._grant.prefilled()
+        if self._first is not None:
+            self._first(self._job.request)
 
 
 class Dispatcher:
@@ -190,8 +197,14 @@ class Dispatcher:
         """
         try:
             record = self._recorder.open(job, grant)
-            with _closing(record, job), _traced(job, grant) as span:
-                return await self._exchange(job, grant, record, span)
+            try:
+                if job.span is None:
+                    return await self._exchange(job, grant, record, None)
+                with _traced(job, job.span, grant) as span:
+                    return await self._exchange(job, grant, record, span)
+            except BaseException as error:
+                _close(record, job, error)
+                raise
         finally:
             grant.close()
 
@@ -204,8 +217,8 @@ class Dispatcher:
     ) -> frames.End:
         options = self._options
         call = replica.Call(
-            job.request.endpoint.value,
-            upstream_body(job.request, job.begun),
+            job.request.endpoint._value_,
+            upstream.body(job.request, job.begun),
             record.identity,
             options.stream_idle_s if job.request.stream else options.answer_timeout_s,
             job.request.traceparent if span is None else span.traceparent,
@@ -227,7 +240,7 @@ class Dispatcher:
     ) -> _Last:
         """Pass DATA on until the END or ERROR frame; the stream's last event is held back for it."""
         first = None if job.resumed else self._first_token
-        served = self._numbers.served(job.request.model, job.request.tier.value)
+        served = self._numbers.served(job.request.model, job.request.tier._value_)
         forwarding = _Forwarding(job, record, grant, first, served.inter_token.observe)
         while True:
             last = await answer.each(forwarding.take)
@@ -292,16 +305,13 @@ def _one_line(said: frames.Error) -> frames.Error:
 
 
 @contextlib.contextmanager
-def _traced(job: Job, grant: waiting.Grant) -> Iterator[tracing.Span | None]:
-    """Put the attempt into the request's trace, if it has one."""
-    if job.span is None:
-        yield None
-        return
+def _traced(job: Job, request: tracing.Span, grant: waiting.Grant) -> Iterator[tracing.Span | None]:
+    """Put the attempt into the request's trace."""
     where: tracing.Attributes = {
         "forebay.attempt": job.number,
         "forebay.replica": grant.replica.replica_id,
     }
-    span = job.span.child("attempt", where)
+    span = request.child("attempt", where)
     error = "the client left"
     try:
         yield span
@@ -313,84 +323,30 @@ def _traced(job: Job, grant: waiting.Grant) -> Iterator[tracing.Span | None]:
         span.end(error)
 
 
-@contextlib.contextmanager
-def _closing(record: recording.Attempt, job: Job) -> Iterator[None]:
-    """Close the record on every way out that has not closed it yet."""
+def _close(record: recording.Attempt, job: Job, error: BaseException) -> None:
+    """Close the record of an attempt that ends in ``error``, unless it is closed."""
     outcome, reason = usage.Outcome.ERROR, "the gateway failed"
     payer: usage.Payer | None = None
     counted: frames.Error | None = None
+    match error:
+        case replica.Full():
+            record.refused()
+        case replica.Lost() as lost:
+            outcome, reason, counted = usage.Outcome.REPLICA_LOST, lost.reason, lost.counted
+            if job.losses.after(lost, job.sent, begun=job.outlet.begun) is emitted.Next.RESUME:
+                payer = usage.Payer.TEAM  # what was sent is part of the whole answer
+        case asyncio.CancelledError():
+            why = job.why_cancelled()
+            if why is None:
+                outcome, reason = usage.Outcome.CLIENT_GONE, "the client left"
+            elif isinstance(why, errors.Cancelled | errors.Expired):
+                outcome, reason = recording.outcome_of(why), why.message
+            else:
+                outcome, reason = usage.Outcome.CANCELLED, why.message
+                payer = usage.Payer.PLATFORM
+        case errors.ForebayError():
+            outcome, reason = recording.outcome_of(error), error.message
     try:
-        yield
-    except replica.Full:
-        record.refused()
-        raise
-    except replica.Lost as lost:
-        outcome, reason, counted = usage.Outcome.REPLICA_LOST, lost.reason, lost.counted
-        if job.losses.after(lost, job.sent, begun=job.outlet.begun) is emitted.Next.RESUME:
-            payer = usage.Payer.TEAM  # what was sent is part of the whole answer
-        raise
-    except asyncio.CancelledError:
-        why = job.why_cancelled()
-        if why is None:
-            outcome, reason = usage.Outcome.CLIENT_GONE, "the client left"
-        elif isinstance(why, errors.Cancelled | errors.Expired):
-            outcome, reason = recording.outcome_of(why), why.message
-        else:
-            outcome, reason = usage.Outcome.CANCELLED, why.message
-            payer = usage.Payer.PLATFORM
-        raise
-    except errors.ForebayError as error:
-        outcome, reason = recording.outcome_of(error), error.message
-        raise
-    finally:
-        try:
-            record.close(outcome, reason, counted, payer=payer)
-        except errors.RecordingUnavailable as error:
-            _log.error("CLOSE of %s is not kept: %s", job.request.request_id, error.message)
-
-
-def upstream_body(request: requests.InferenceRequest, begun: resume.Resume | None = None) -> bytes:
-    """Return the body as the engine shall see it: its own name of the model, none of our fields.
-
-    Args:
-        request: the checked request.
-        begun: the beginning of the answer, if the replica shall go on from one.
-    """
-    name = request.adapter or request.model
-    if begun is None and request.raw and not resolve.has_ours(request.body):
-        ready = _renamed(request.raw, request.body["model"], name)
-        if ready is not None:
-            return ready
-    body = {key: value for key, value in request.body.items() if not key.startswith("forebay_")}
-    body["model"] = name
-    if begun is not None:
-        body[resume.FIELD] = begun.to_json()
-    return msgspec.json.encode(body)
-
-
-def _renamed(raw: bytes, said: str, name: str) -> bytes | None:
-    """Return the client's own bytes with another model's name in them; None: not without doubt."""
-    if said == name:
-        return raw
-    quoted = msgspec.json.encode(said)
-    if raw.count(quoted) != 1:
-        return None  # a text says the same, or the name is written with escapes
-    changed, times = re.subn(
-        rb'("model"\s*:\s*)' + re.escape(quoted), lambda m: m[1] + msgspec.json.encode(name), raw
-    )
-    return changed if times == 1 else None
-
-
-def given(request: requests.InferenceRequest) -> resume.Resume | None:
-    """Return the beginning of an answer that Forebay's batch runner sent along; nobody else's is heard.
-
-    Raises:
-        errors.BadRequest: it is none.
-    """
-    value = request.body.get(resume.FIELD)
-    if value is None or not request.caller.service:
-        return None
-    try:
-        return resume.Resume.from_json(value)
-    except resume.ResumeError as error:
-        raise errors.BadRequest(str(error), param=resume.FIELD) from None
+        record.close(outcome, reason, counted, payer=payer)
+    except errors.RecordingUnavailable as unavailable:
+        _log.error("CLOSE of %s is not kept: %s", job.request.request_id, unavailable.message)

@@ -88,14 +88,14 @@ class Emitted:
 
     def add(self, frame: frames.Frame) -> None:
         """Take a DATA frame that was given to the client."""
-        packed, payload = frame.packed, frame.payload
-        if frame.choice:
+        _, payload, packed, choice, chars, ahead = frame
+        if choice:
             self._others += len(packed) >> 2
-        elif packed or frame.ahead:
+        elif packed or ahead:
             self._packed += packed
-            self._ahead = frame.ahead
+            self._ahead = ahead
         if payload:
-            self._chars += frame.chars
+            self._chars += chars
             self._last = payload
             if not self._first:
                 self._first = payload

@@ -21,6 +21,8 @@ _OK = httptools_impl.STATUS_LINE[200]
 _NAMED = b"x-forebay-request-id: %b\r\nx-request-id: %b\r\n"
 _STREAM = _SSE + _NAMED + b"transfer-encoding: chunked\r\n"
 _JSON = _NAMED + b"content-length: %d\r\ncontent-type: application/json\r\n"
+_LINE = b"\r\n"
+_SIZES = tuple(b"%x\r\n" % size for size in range(2048))  # of chunks, as by far the most have
 _UNASKED = 64 * 1024  # bytes of a body that are read before its sender is known
 
 
@@ -290,11 +292,14 @@ class Exchange:
 class Stream:
     """Sends SSE bytes as they come; the status line goes out with the first of them."""
 
-    __slots__ = ("_exchange", "_request_id", "begun")
+    __slots__ = ("_chunked", "_exchange", "_flow", "_request_id", "_write", "begun")
 
     def __init__(self, exchange: Exchange, request_id: str) -> None:
         self._exchange = exchange
         self._request_id = request_id
+        self._chunked = not exchange._http10
+        self._flow = exchange._flow
+        self._write = exchange.transport.write
         self.begun = False
 
     def prompt(self, frame: frames.Frame, version: str) -> None:
@@ -307,11 +312,14 @@ class Stream:
         if not payload:
             return True
         if self.begun:  # written out, as it is done for every token
-            if not exchange.disconnected:
-                if not exchange._http10:
-                    payload = b"%x\r\n%b\r\n" % (len(payload), payload)
-                exchange.transport.write(payload)
-            return exchange.disconnected or not exchange._flow.write_paused
+            if exchange.disconnected:
+                return True
+            if self._chunked:
+                size = len(payload)
+                head = _SIZES[size] if size < len(_SIZES) else b"%x\r\n" % size
+                payload = head + payload + _LINE
+            self._write(payload)
+            return not self._flow.write_paused
         self.begun = True
         return exchange.write(exchange.stream_head(self._request_id) + exchange.chunk(payload))
 

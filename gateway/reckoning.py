@@ -71,7 +71,7 @@ class Reckoning:
             asking.user,
             asking.key_id,
             asking.model,
-            asking.tier.value,
+            asking.tier._value_,
             prompt,
             needs.seats * needs.most_output_tokens,
             asking.arrived_us,  # as in the usage record: both count in the same day

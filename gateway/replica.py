@@ -65,9 +65,9 @@ class Lost(Exception):
         self.counted = counted
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # a frozen one costs a call a field to make
 class Call:
-    """What is sent.
+    """What is sent; not changed afterwards.
 
     Attributes:
         path: the engine's route.

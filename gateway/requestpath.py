@@ -5,13 +5,21 @@ goes on elsewhere from the token ids that were sent. Where that can't be, the cl
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator
 from typing import Any
 
-from gateway import asks, dependencies, dispatch, emitted, metrics, recording, replica, waiting
+from gateway import (
+    asks,
+    dependencies,
+    dispatch,
+    emitted,
+    metrics,
+    recording,
+    replica,
+    upstream,
+    waiting,
+)
 from scheduler.contracts import errors, fleet, frames, requests, resume, tracing, usage
 
 _FLUSH_S = 0.2
@@ -29,9 +37,9 @@ class _Live:
     why: errors.ForebayError | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class _Trip:
-    """A request from its admission to its end.
+    """A request from its admission to its end; not changed afterwards.
 
     Attributes:
         begun: the beginning of the answer that the batch runner sent along, if it did.
@@ -100,8 +108,7 @@ class RequestPath:
         if self._tracer is not None:
             span = self._tracer.begin("request", request.traceparent, _traits(request))
         try:
-            with self._cancellable(request, span):
-                return await self._answer(request, outlet)
+            return await self._cancellable(request, outlet, span)
         except errors.ForebayError as error:
             result = error.code
             raise
@@ -110,7 +117,7 @@ class RequestPath:
             raise
         finally:
             if result == metrics.OK:
-                self._metrics.served(request.model, request.tier.value).whole.inc()
+                self._metrics.served(request.model, request.tier._value_).whole.inc()
             else:
                 self._metrics.ended.labels(request.model, request.tier.value, result).inc()
             self._told(request, result, span)
@@ -168,11 +175,10 @@ class RequestPath:
             live.why = why
             live.task.cancel()
 
-    @contextlib.contextmanager
-    def _cancellable(
-        self, request: requests.InferenceRequest, span: tracing.Span | None
-    ) -> Iterator[None]:
-        """Register the request; a cancellation on purpose becomes its error, any other passes."""
+    async def _cancellable(
+        self, request: requests.InferenceRequest, outlet: dispatch.Outlet, span: tracing.Span | None
+    ) -> frames.End:
+        """Answer a registered request; a cancellation on purpose becomes its error, any other passes."""
         if self._closing:
             raise _going_down()
         task = asyncio.current_task()
@@ -182,7 +188,7 @@ class RequestPath:
         self._quiet.clear()
         self._metrics.in_flight.set(len(self._live))
         try:
-            yield
+            return await self._answer(request, outlet)
         except asyncio.CancelledError:
             # As asyncio.timeout does: only if nobody else has cancelled the task meanwhile.
             if live.why is not None and task.uncancel() <= live.cancelling:
@@ -198,7 +204,7 @@ class RequestPath:
         self, request: requests.InferenceRequest, outlet: dispatch.Outlet
     ) -> frames.End:
         self._recorder.ready()
-        begun = dispatch.given(request)
+        begun = upstream.given(request)
         sent = emitted.Emitted(begun)
         try:
             route = self._room.view().routes.get(request.model)
@@ -282,7 +288,7 @@ class RequestPath:
                 if losses.next is emitted.Next.RESUME:
                     begun, resumed = sent.resume(begun=trip.outlet.begun), True
                     renewed = grant.version if lost.computed else None
-                    self._metrics.served(request.model, request.tier.value).resumed.inc()
+                    self._metrics.served(request.model, request.tier._value_).resumed.inc()
                 else:
                     begun, resumed = trip.begun, False
                     sent.clear(trip.begun)
@@ -306,7 +312,7 @@ class RequestPath:
             self._recorder.undispatched(request, number, outcome, "left while it waited")
             raise
         waited_s = self._clock.monotonic() - waiter.arrived
-        self._metrics.served(request.model, request.tier.value).dispatched.observe(waited_s)
+        self._metrics.served(request.model, request.tier._value_).dispatched.observe(waited_s)
         return grant
 
     def _waited(
@@ -325,7 +331,7 @@ class RequestPath:
     def _first_token(self, request: requests.InferenceRequest) -> None:
         """Note the time to a request's first token."""
         seconds = max(0, self._clock.wall_us() - request.arrived_us) / 1_000_000
-        self._metrics.served(request.model, request.tier.value).ttft.observe(seconds)
+        self._metrics.served(request.model, request.tier._value_).ttft.observe(seconds)
         if request.tier is requests.Tier.INTERACTIVE:
             self._room.first_token(request.model, seconds * 1_000)
 

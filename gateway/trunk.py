@@ -24,9 +24,8 @@ _new = tuple.__new__
 # A record's head with its first frame's: most hold one frame, and one look is enough for them.
 _BOTH = struct.Struct("!II" + frames.HEADER.format.removeprefix("!"))
 _FIRST = trunks.RECORD.size
-_SIZE = frames.HEADER.size
+_LEAST = _BOTH.size
 _both = _BOTH.unpack_from
-_record = trunks.RECORD.unpack_from
 _HEAD = (
     b"POST " + trunks.PATH.encode() + b" HTTP/1.1\r\nHost: %b\r\nAuthorization: Bearer %b\r\n"
     + trunks.HEADER.encode() + b": %b\r\nContent-Type: application/octet-stream\r\n"
@@ -126,8 +125,10 @@ class Trunk(asyncio.Protocol):
         answers = self._answers
         now = self._time()
         while at < stop:
-            number, size = _record(data, at)
-            begin = at + _FIRST
+            if stop - at < _LEAST:
+                raise frames.FrameError("a record is shorter than a frame")
+            number, size, kind, choice, tokens, ahead, chars, length = _both(data, at)
+            begin, ids = at + _FIRST, at + _LEAST
             at = end = begin + size
             if end > stop:
                 raise frames.FrameError("a record is longer than its chunk")
@@ -136,13 +137,11 @@ class Trunk(asyncio.Protocol):
                 continue  # its client has left; the replica hears of it on the other connection
             answer.connection.heard = now
             take = answer.take
-            if take is not None and size >= _SIZE:
+            if take is not None and kind == 1:
                 # By far the most are one token's frame for a client who keeps up: no further calls.
-                _, _, kind, choice, tokens, ahead, chars, length = _both(data, begin - _FIRST)
-                ids = begin + _SIZE
                 held = ids + 4 * tokens
                 text = held + 4 * ahead
-                if kind == 1 and text + length == end:
+                if text + length == end:
                     held_back = data[held:text] if ahead else b""
                     frame = _new(
                         _Frame, (_DATA, data[text:end], data[ids:held], choice, chars, held_back)

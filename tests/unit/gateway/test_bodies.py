@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import checks, dispatch
+from gateway import checks, upstream
 from scheduler.contracts import errors, ids, requests, resume
 from tests.unit.gateway import asking, harness
 
@@ -62,12 +62,12 @@ def asked(raw: bytes, **changes: Any) -> requests.InferenceRequest:
 
 def test_a_body_without_wishes_goes_on_as_it_came() -> None:
     raw = b' { "model":"chat" ,"messages" : [ ], "seed":1e2 }  '
-    assert dispatch.upstream_body(asked(raw)) is raw
+    assert upstream.body(asked(raw)) is raw
 
 
 def test_an_adapters_name_is_put_in_place() -> None:
     raw = b'{"messages": [], "model" :  "chat:poet", "seed": 1}'
-    sent = dispatch.upstream_body(asked(raw, adapter="poet"))
+    sent = upstream.body(asked(raw, adapter="poet"))
     assert sent == b'{"messages": [], "model" :  "poet", "seed": 1}'
 
 
@@ -77,18 +77,20 @@ def test_where_it_stands_in_doubt_the_body_is_written_anew() -> None:
         b'{"model": "chat:poet", "user": "chat:poet"}',
         b'{"model": "chat:poet", "metadata": {"model": "chat:poet"}}',
     ):
-        sent = json.loads(dispatch.upstream_body(asked(raw, adapter="poet")))
+        sent = json.loads(upstream.body(asked(raw, adapter="poet")))
         assert sent == {**json.loads(raw), "model": "poet"}
 
 
 def test_our_own_fields_and_a_resume_are_not_the_clients() -> None:
     raw = b'{"model": "chat", "forebay_priority": "batch", "n": 1}'
-    assert json.loads(dispatch.upstream_body(asked(raw))) == {"model": "chat", "n": 1}
+    assert json.loads(upstream.body(asked(raw))) == {"model": "chat", "n": 1}
+    hidden = b'{"model": "chat", "forebay\\u005fpriority": "batch", "n": 1}'
+    assert json.loads(upstream.body(asked(hidden))) == {"model": "chat", "n": 1}
     plain = asked(b'{"model": "chat"}')
     begun = resume.Resume((1,), (2,), 1, 1)
-    assert set(json.loads(dispatch.upstream_body(plain, begun))) == {"model", resume.FIELD}
+    assert set(json.loads(upstream.body(plain, begun))) == {"model", resume.FIELD}
     made = dataclasses.replace(plain, raw=b"", body={"model": "x", "n": 2})
-    assert json.loads(dispatch.upstream_body(made)) == {"model": "chat", "n": 2}
+    assert json.loads(upstream.body(made)) == {"model": "chat", "n": 2}
 
 
 async def test_only_an_answer_without_a_bound_of_its_own_is_given_one() -> None:

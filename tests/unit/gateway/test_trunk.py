@@ -67,7 +67,9 @@ def chunk(*records: bytes) -> bytes:
 
 
 DATA = FRAME.filter(lambda frame: frame.kind in (frames.Kind.DATA, frames.Kind.PROMPT))
-SAID = st.lists(st.lists(st.tuples(st.integers(0, 3), st.lists(DATA, max_size=3)), min_size=1))
+SAID = st.lists(
+    st.lists(st.tuples(st.integers(0, 3), st.lists(DATA, min_size=1, max_size=3)), min_size=1)
+)
 
 
 @settings(deadline=None)

@@ -1,0 +1,62 @@
+"""The body that a replica gets: the engine's own name of the model, none of our fields, and a beginning."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gateway import resolve
+from scheduler.contracts import errors, requests, resume
+
+
+def body(request: requests.InferenceRequest, begun: resume.Resume | None = None) -> bytes:
+    """Return the body as the engine shall see it: its own name of the model, none of our fields.
+
+    Args:
+        request: the checked request.
+        begun: the beginning of the answer, if the replica shall go on from one.
+    """
+    name = request.adapter or request.model
+    if begun is None and request.raw and not _may_have_ours(request.raw, request.body):
+        ready = _renamed(request.raw, request.body["model"], name)
+        if ready is not None:
+            return ready
+    fields = {key: value for key, value in request.body.items() if not key.startswith("forebay_")}
+    fields["model"] = name
+    if begun is not None:
+        fields[resume.FIELD] = begun.to_json()
+    return msgspec.json.encode(fields)
+
+
+def _may_have_ours(raw: bytes, body: Mapping[str, Any]) -> bool:
+    """Return `resolve.has_ours`, by a look at the bytes alone where no name can hide in escapes."""
+    return (b"forebay_" in raw or b"\\u" in raw) and resolve.has_ours(body)
+
+
+def _renamed(raw: bytes, said: str, name: str) -> bytes | None:
+    """Return the client's own bytes with another model's name in them; None: not without doubt."""
+    if said == name:
+        return raw
+    quoted = msgspec.json.encode(said)
+    if raw.count(quoted) != 1:
+        return None  # a text says the same, or the name is written with escapes
+    changed, times = re.subn(
+        rb'("model"\s*:\s*)' + re.escape(quoted), lambda m: m[1] + msgspec.json.encode(name), raw
+    )
+    return changed if times == 1 else None
+
+
+def given(request: requests.InferenceRequest) -> resume.Resume | None:
+    """Return the beginning of an answer that Forebay's batch runner sent along; nobody else's is heard.
+
+    Raises:
+        errors.BadRequest: it is none.
+    """
+    value = request.body.get(resume.FIELD)
+    if value is None or not request.caller.service:
+        return None
+    try:
+        return resume.Resume.from_json(value)
+    except resume.ResumeError as error:
+        raise errors.BadRequest(str(error), param=resume.FIELD) from None
