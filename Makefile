@@ -83,6 +83,14 @@ bench-batch: setup ## batch jobs beside vllm run-batch on real vLLM, with preemp
 bench-reclaim: setup ## how fast batch GPUs come back by rung, beside Slurm's own preemption; real Slurm and vLLM (TRIALS=100, LEASES=20, REPORT=1)
 	@.venv/bin/python -m tests.bench.reclaim --trials $(or $(TRIALS),100) --leases $(or $(LEASES),20) $(if $(REPORT),--report docs/bench/reclaim.md)
 
+.PHONY: bench-staging
+bench-staging: ## weights from a folder and from S3 to a disk, beside a copy and boto3 (GB=1, ROUNDS=5)
+	@.venv/bin/python -m tests.bench.models_staging --gb $(or $(GB),1) --rounds $(or $(ROUNDS),5)
+
+.PHONY: bench-warm-start
+bench-warm-start: setup ## from order to first token on real vLLM: out of a parked process, and without (TRIALS=20, COMPILED=1)
+	@.venv/bin/python -m tests.bench.warm_start --trials $(or $(TRIALS),20) $(if $(COMPILED),--compiled)
+
 .PHONY: bench-quota
 bench-quota: ## what a claim on quotas, a refusal and an exchange with the registry cost
 	@.venv/bin/python -m tests.bench.quota_book
