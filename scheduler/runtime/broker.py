@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 CATALOG_S = 1.0  # an admin's wish counts within so long
 FACTS_S = 2.0
 WORK_S = 5.0  # between two looks at what batch jobs want; shares move far more slowly
+LOOK_S = 30.0  # between two tries to read the ledger, and how late a look back may be
 STOP_S = 1.0
 PERIOD_LOOK_S = 10.0  # a new leader finds a period that was left half done within so long
 
@@ -96,6 +97,7 @@ class Leader:
         self._speaking: frozenset[str] = frozenset()
         self._catalog_due = float("-inf")
         self._work_due = float("-inf")
+        self._look_due = float("-inf")
         self._facts_due = float("-inf")
         self._weight_acts = weight_acts.WeightActs(parts.registry.database)
         self.live.weights.most = options.prestage_models
@@ -183,12 +185,19 @@ class Leader:
         return made
 
     async def look_back(self) -> None:
-        """Learn from what the ledger has by now, and leave what it teaches for `fctl show forecast`."""
+        """Learn from what the ledger has by now, and leave what it teaches for `fctl show forecast`.
+
+        Does nothing until it is time, or if the ledger could not be read, until the next call.
+        """
+        if self._time.monotonic() < self._look_due:
+            return
         now_us = self._time.wall_us()
         learned = await asyncio.to_thread(self.forecasts.refresh, now_us)
         self.live.learned = learned
         if learned.error:
             log.warning("the ledger can't be read, forecasts stay as they are: %s", learned.error)
+        else:
+            self._look_due = self._time.monotonic() + self._parts.options.forecast_every_s
         told = await asyncio.to_thread(
             forecasts.told, learned, self._parts.zone, now_us, self._parts.options.forecast_days
         )
@@ -327,7 +336,7 @@ async def serve(
             where = await leader.start()
             runner.every("tick", parts.options.tick_s, leader.tick)
             runner.every("renew the lead", parts.options.leader_renew_s, claim.renew)
-            runner.every("look back", parts.options.forecast_every_s, leader.look_back)
+            runner.every("look back", LOOK_S, leader.look_back)
             for work, job in loop.periodic_jobs(periodic, parts.registry.lead, epoch, parts.time):
                 runner.every(work.name, min(work.every_s, PERIOD_LOOK_S), job)
             runner.start()

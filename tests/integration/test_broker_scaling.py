@@ -194,6 +194,34 @@ async def test_capacity_is_warm_when_the_morning_comes(tmp_path: Path) -> None:
         assert (chat["model"], chat["days"] >= 14, chat["held_s"]) == ("chat", True, 0.1)
 
 
+async def test_a_ledger_that_can_not_be_read_is_tried_again_soon_and_else_only_when_due(
+    tmp_path: Path,
+) -> None:
+    class Held(TwoWeeks):
+        asked = 0
+
+        def quarters(self, first_us: int, last_us: int) -> dict[str, dict[int, ports.Arrived]]:
+            self.asked += 1
+            if self.asked == 1:
+                raise OSError("accounting.duckdb: another process holds it open")
+            return super().quarters(first_us, last_us)
+
+    ledger = Held()
+    site = brokersite.Site(tmp_path, ELASTIC, options=QUICK)
+    site.parts = dataclasses.replace(site.parts, ledger=ledger)
+    async with site.lead() as leader:
+        await leader.look_back()
+        assert "another process" in leader.live.learned.error
+        for _ in range(3):
+            await site.clock.advance(30.0)
+            await leader.look_back()
+        assert ledger.asked == 2
+        assert leader.live.learned.curves
+        await site.clock.advance(QUICK.forecast_every_s)
+        await leader.look_back()
+        assert ledger.asked == 3
+
+
 async def test_without_a_ledger_nothing_is_foreseen_and_the_floor_holds(tmp_path: Path) -> None:
     site = brokersite.Site(tmp_path, ELASTIC, options=QUICK)
     async with site.lead() as leader:
