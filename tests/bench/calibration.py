@@ -258,7 +258,8 @@ async def fit_loads(subject: Subject, into: Measured) -> None:
     """Measure what is fitted from: equal requests at once, and prompts alone."""
     for count, prompt in DECODING:
         seen = await subject.run(Load((Ask(0.0, prompt, TOKENS),) * count))
-        into.steps.setdefault((count, prompt), []).extend(steps_of(seen))
+        # The mean of a burst, since answers end after the sum of their steps; medians are over bursts.
+        into.steps.setdefault((count, prompt), []).append(statistics.fmean(steps_of(seen)))
     for prompt in PROMPTS * 2:
         (one,) = await subject.run(Load((Ask(0.0, prompt, 1),)))
         into.alone.setdefault(prompt, []).append((one.first - one.sent) * 1000)
