@@ -35,6 +35,8 @@ class LeaseEntry:
     """A lease, and what is known of its agent; see `snapshot.HeldLease`.
 
     Attributes:
+        asked: monotonic seconds at which this leader asked Slurm for it; None: another one did.
+        came_s: seconds from there until its agent spoke: Slurm's queue, and the job's own start.
         seen: monotonic seconds of the agent's last report; `reported_us` is that report's own time.
         acked: newest revision of this leader that the agent has read, -1 if none.
         connection: the link that counts; a newer one takes its place.
@@ -47,6 +49,8 @@ class LeaseEntry:
     idle_since: float = 0.0
     absent_polls: int = 0
     submitting: bool = False
+    asked: float | None = None
+    came_s: float = 0.0
     seen: float | None = None
     reported_us: int = 0
     acked: int = -1

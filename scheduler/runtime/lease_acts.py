@@ -83,7 +83,7 @@ class LeaseActs:
         await self._writes.save_lease(lease)
         now = self._time.monotonic()
         self._live.leases[lease.lease_id] = entries.LeaseEntry(
-            lease, since=now, idle_since=now, submitting=True
+            lease, since=now, idle_since=now, submitting=True, asked=now
         )
         self._begin(self._submit(lease))
 

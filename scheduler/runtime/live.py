@@ -164,6 +164,8 @@ class Live:
         before = (entry.leaving, entry.seen is None, len(entry.strangers))
         if entry.seen is None:
             self.lease_pause = backoff.Failures()  # leases do come up
+            if entry.asked is not None:
+                entry.came_s = now - entry.asked
         entry.seen = now
         entry.reported_us = report.at_us
         # A revision counts only if it is of this leader: the ones before began elsewhere.

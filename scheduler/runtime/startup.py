@@ -9,10 +9,12 @@ from scheduler.runtime import entries
 
 
 def queue_s(entry: entries.LeaseEntry) -> float:
-    """Return how long a lease waited in Slurm, for the first replica that is ordered in it; else 0."""
+    """Return how long a lease took to come up, for the first replica that is ordered in it; else 0."""
     lease = entry.lease
     if entry.slots or not lease.requested_us or not lease.started_us:
         return 0.0
+    if entry.came_s:
+        return entry.came_s
     return max(0.0, (lease.started_us - lease.requested_us) / 1_000_000)
 
 
