@@ -97,6 +97,11 @@ class Stream:
         """Whether the client was told clearly that it is not."""
         return self.error is not None and not self.done and not self.reason and not self.broken
 
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._thread.is_alive()
+
     def begun(self) -> "Stream":
         """Wait for the first token."""
         assert self._first.wait(60), f"no token came: {self.error} {self.broken}"

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ _TABLES: dict[str, dict[str, Any]] = {
         "restart_backoff_s": 0.2,
         "lease_backoff_s": 0.5,
         "leader_ttl_s": 2.0,
+        "agent_lost_s": 12.0,  # far above a heartbeat of 0.5 s on a busy machine
         "leader_renew_s": 0.5,
         "lease_team": "physics",
     },
@@ -81,6 +83,9 @@ class Running:
         munge_socket: munged's socket, "" for none.
         env: variables that point commands at the cluster.
         gateway: more keys of the [gateway] table.
+        scheduler: more keys of the [scheduler] table.
+        models: the [[models]] tables, as TOML; the default is what `REPLICAS` and its like say.
+        replicas: that serve when it is at rest.
     """
 
     def __init__(
@@ -90,7 +95,13 @@ class Running:
         munge_socket: str = "",
         env: Mapping[str, str] | None = None,
         gateway: Mapping[str, Any] | None = None,
+        *,
+        scheduler: Mapping[str, Any] | None = None,
+        models: str = "",
+        replicas: int = 0,
     ) -> None:
+        self.size = replicas or REPLICAS
+        self.came_up_s = 0.0  # seconds from its last start until it was at rest
         self.folder = folder
         self.state = folder / "state"
         self.config_file = folder / "forebay.toml"
@@ -114,8 +125,9 @@ class Running:
         doors = {"http_port": http, "grpc_port": grpc, "munge_socket": munge_socket}
         tables = {**_TABLES, "forebay": {"state_dir": str(self.state)}, "slurm": dict(slurm)}
         tables["gateway"] = {**tables["gateway"], **doors, **(gateway or {})}
+        tables["scheduler"] = {**tables["scheduler"], **(scheduler or {})}
         tables["engines"] = {**tables["engines"], "gpu_lock_dir": str(folder / "gpus")}
-        self.config_file.write_text(_toml(tables))
+        self.config_file.write_text(_toml(tables) + (models or simulated(self.size)))
 
     # Its life
 
@@ -126,6 +138,9 @@ class Running:
             argv = [sys.executable, "-P", "-m", "forebay", "up", "--config", str(self.config_file)]
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(argv, stdout=log, stderr=log, env=self.env)
+            began = time.monotonic()
+            self.settled(_UP_S)
+            self.came_up_s = time.monotonic() - began
         self.settled(_UP_S)
 
     def down(self) -> int:
@@ -235,8 +250,8 @@ class Running:
                 for each in self.replicas()
                 if each["stats"] is not None
             ]
-            assert held == [("shared", 0, 0)] * REPLICAS, held
-            assert len(self.leases()) == REPLICAS
+            assert held == [("shared", 0, 0)] * self.size, held
+            assert len(self.leases()) == self.size
             assert self.open_requests() == 0
         except (httpx.TransportError, FileNotFoundError) as error:
             raise AssertionError(f"the gateway does not answer: {error}") from error
@@ -306,16 +321,20 @@ def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
     lines = []
     for name, values in tables.items():
         lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
-    lines += [
-        "[[models]]",
-        f'name = "{MODEL}"',
-        'engine = "simulated"',
-        f"seats = {SEATS}",
-        "reserved_seats = 1",
-        "itl_slo_ms = 1000",
-        f"max_context = {CONTEXT}",
-        "gpus = 4",
-        f"replicas = {REPLICAS}",
-        f'engine_args = {{ "step-base-ms" = {STEP_MS} }}',
-    ]
     return "\n".join(lines) + "\n"
+
+
+def simulated(replicas: int, name: str = MODEL, args: str = f'"step-base-ms" = {STEP_MS}') -> str:
+    """Return a [[models]] table of the simulated engine, each replica a whole node."""
+    return f"""\
+[[models]]
+name = "{name}"
+engine = "simulated"
+seats = {SEATS}
+reserved_seats = 1
+itl_slo_ms = 1000
+max_context = {CONTEXT}
+gpus = 4
+replicas = {replicas}
+engine_args = {{ {args} }}
+"""
