@@ -100,7 +100,9 @@ class Shelf:
             outcome = await self._outcome(kind, item, ahead=act is None)
         except (stager.Refused, OSError) as error:
             outcome = str(error)
-            self._given_up[item.uri] = outcome
+            if kind == "stage":
+                self._given_up[item.uri] = outcome
+        await self._look()  # what came of it is told with what the disk holds since
         if act is not None:
             self._acts.pop(act.act_id, None)
             self.done[act.act_id] = outcome
