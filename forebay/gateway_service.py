@@ -203,11 +203,14 @@ class _Parts:
         books = here.config.table(accounting_settings.Accounting)
         batch = here.config.table(batch_settings.BatchJobsSettings)
         site = quotas.routes(here, registry, self._port.associations, time)
+        folders = here.config.table(scheduler_settings.Settings).adapter_folders
         declared = service.Site(
             registry,
             time,
-            inspector=inspecting.Inspector(here.config.table(engine_settings.EnginesSettings)),
-            adapter_folders=here.config.table(scheduler_settings.Settings).adapter_folders,
+            inspector=inspecting.Inspector(
+                here.config.table(engine_settings.EnginesSettings), folders
+            ),
+            adapter_folders=folders,
         )
         checks = batch_site.site(self._fleet, here.state, books, site.known_teams, time)
         return (

@@ -8,16 +8,16 @@ import json
 import logging
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engines import settings
+from engines import lora, settings
 from engines.slot import children
 from engines.vllm import arguments
 from engines.weights import examine, sources, stager
 from scheduler.contracts import fleet, weights
-from scheduler.runtime.models import checks
+from scheduler.runtime.models import checks, document
 
 PARSER_S = 300.0  # importing vLLM takes 11 s, and minutes on a machine that is full
 log = logging.getLogger(__name__)
@@ -28,10 +28,23 @@ class Inspector(checks.Unseen):
 
     Args:
         options: the [engines] settings of this host.
+        adapter_folders: in which adapters may lie.
     """
 
-    def __init__(self, options: settings.EnginesSettings) -> None:
+    def __init__(
+        self, options: settings.EnginesSettings, adapter_folders: Sequence[str] = ()
+    ) -> None:
         self._options = options
+        self._folders = adapter_folders
+
+    def adapter(self, adapter: document.Adapter, versions: Sequence[fleet.ReplicaSpec]) -> str:
+        """Return what is wrong with an adapter, as one line with the fix; "" if nothing is."""
+        bases = [spec for spec in versions if spec.engine is fleet.EngineKind.VLLM]
+        try:
+            lora.judge(Path(adapter.path), adapter.rank, bases, self._folders)
+        except lora.AdapterError as error:
+            return str(error)
+        return ""
 
     def version(self, spec: fleet.ReplicaSpec) -> str:
         """Return what is wrong with a version, as one line with the fix; "" if nothing is."""
