@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_plugins import devcluster
-from slurm_plugins.devcluster import daemons, processes
-from slurm_plugins.devcluster import site as layout
+from slurm_plugins.devcluster import daemons
 from tests import services
 
 ACCOUNTS = {"physics": ("alice",), "biology": ("bob",)}
@@ -34,8 +33,3 @@ def slurm_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[devcluster.
     finally:
         devcluster.down(folder, purge=True)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def stop_controller(site: devcluster.Site) -> None:
-    """End slurmctld as an admin does; `devcluster.up` with the same options brings it back."""
-    processes.stop(layout.layout(site.folder), ["slurmctld"])

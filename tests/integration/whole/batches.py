@@ -74,7 +74,7 @@ class Job:
             except httpx.TransportError:  # a gateway that was killed comes back
                 return False
 
-        waiting.eventually(ended, f"the end of job {self.job_id}", 90)
+        waiting.eventually(ended, f"the end of job {self.job_id}")
         state = self.state()
         wanted = {f"line-{number:03}": 1 for number in range(self.lines)}
         assert state["state"] == "COMPLETED", state

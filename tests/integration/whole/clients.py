@@ -110,7 +110,7 @@ class Stream:
 
     def ended(self) -> "Stream":
         """Wait for the end, whichever it is."""
-        self._thread.join(90)
+        self._thread.join(180)
         assert not self._thread.is_alive(), "the stream does not end"
         return self
 

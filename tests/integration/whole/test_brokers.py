@@ -9,7 +9,7 @@ import pytest
 from scheduler.runtime import settings
 from tests.integration.whole import drills, running, test_losses, waiting
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 GOAL_S = 10.0
 
 

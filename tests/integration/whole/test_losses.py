@@ -6,8 +6,6 @@ from typing import Any
 import httpx
 import pytest
 
-from slurm_plugins import devcluster
-from tests import realslurm
 from tests.integration.whole import batches, clients, running, waiting
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
@@ -86,24 +84,6 @@ def test_lease_cancelled(house: running.Running, key: str) -> None:
     waiting.eventually(agrees, "both books to agree on the cancelled lease")
     report = house.command("freport", "reconcile", "-S", "today", key=house.admin_key)
     assert (report.code, row["lease_id"] in report.out) == (0, True), report
-
-
-def test_slurmctld_down(house: running.Running, key: str, slurm_site: devcluster.Site) -> None:
-    before = held(house)
-    job = batches.Job.submit(house, key, LINES, TOKENS)
-    stream = clients.Stream(house, key, 200).begun()
-    realslurm.stop_controller(slurm_site)
-    try:
-        waiting.eventually(lambda: slurm_word(house) != "answers", "the broker to notice")
-        answered(house, key)
-        assert stream.ended().whole
-        job.finished()
-        assert held(house) == before
-    finally:
-        devcluster.up(slurm_site.folder, accounts=realslurm.ACCOUNTS)
-    waiting.eventually(lambda: slurm_word(house) == "answers", "the broker to notice")
-    house.settled()
-    assert held(house) == before
 
 
 def slurm_word(house: running.Running) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.whole import drills, running, waiting
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 BROKEN = "broken"
 FAULT = "step-base-ms must be a number"
 
