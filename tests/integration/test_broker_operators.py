@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.contracts import fleet, ports
-from scheduler.core import startup
+from scheduler.core import actions, startup
 from scheduler.runtime import settings
 from scheduler.runtime.registry import cordons, wishes
 from tests import brokersite
@@ -58,7 +58,7 @@ async def test_a_preempted_replica_stops_at_once_and_another_one_comes(tmp_path:
         stops = []
         for _ in range(10):
             made = await site.step(leader, 1.0)
-            stops += [each for each in made.actions if type(each).__name__ == "StopReplica"]
+            stops += [each for each in made.actions if isinstance(each, actions.StopReplica)]
         assert [(stop.replica_id, stop.drain_s) for stop in stops] == [(victim, 0.0)]
         assert "root: fan noise" in stops[0].reason
         assert victim not in leader.live.replicas
@@ -104,7 +104,9 @@ async def test_a_start_is_timed_by_phase_and_the_next_leader_knows_the_medians(
         fact = site.registry.journal.fact("starts")
         assert fact is not None
         usual = fact.body["chat v1"]
-        assert usual["start_s"] == pytest.approx(3.5)  # between the one that took no time and this one
+        assert usual["start_s"] == pytest.approx(
+            3.5
+        )  # between the one that took no time and this one
         assert usual["phases_s"]["load"] == pytest.approx(2.0)
     again = brokersite.Site(tmp_path, ELASTIC, options=QUICK, before=site)
     async with again.lead() as leader:

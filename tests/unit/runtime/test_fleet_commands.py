@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,13 @@ def led(site: Site) -> Site:
     node |= {"gres_type": "", "partitions": ["serve"], "reason": ""}
     kept = {"name": "patch", "starts_us": 1_700_000_900_000_000, "ends_us": 1_700_009_900_000_000}
     kept |= {"nodes": ["n1", "n2"], "flags": ["MAINT"], "users": ["root"], "accounts": []}
-    signal = {"serving": 1, "coming": 0, "waiting": 2, "in_flight": 3, "oldest_wait_s": 0.5}
+    signal: dict[str, Any] = {
+        "serving": 1,
+        "coming": 0,
+        "waiting": 2,
+        "in_flight": 3,
+        "oldest_wait_s": 0.5,
+    }
     signal |= {"ttft_ms": 120.0, "itl_ms": 9.5, "kv": 0.25, "rate": 1.5, "outlook": 14.0}
     signal |= {"floor": 1, "floor_name": "day", "held_s": 2.0, "seats": 4}
     target = {"model": "chat", "version": "v1", "need": 3, "lent": 0, "reason": "the forecast"}
