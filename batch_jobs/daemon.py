@@ -7,7 +7,6 @@ writes and publishes the results. A runner that dies leaves journals; the next o
 """
 
 import asyncio
-import collections
 import contextlib
 import functools
 import logging
@@ -28,8 +27,8 @@ from batch_jobs import (
     runner,
     settings,
     taking,
+    turns,
     verdicts,
-    window,
 )
 from batch_jobs import store as stores
 from scheduler.contracts import clock as clocks
@@ -37,7 +36,6 @@ from scheduler.contracts import errors
 
 _LOG = logging.getLogger(__name__)
 _CLEAN_S = 600.0
-_LEAST_SHARE = 0.05  # a team far over its share still gets a twentieth of the lines
 _ESTIMATE_US = 5_000_000
 _OUR_FAULT = frozenset({errors.Unauthenticated.code, errors.KeyExpired.code})
 _TRANSIENT = (sqlalchemy.exc.SQLAlchemyError, OSError)
@@ -87,7 +85,6 @@ class Daemon:
     ) -> None:
         self._options = options
         self._queue = queue
-        self._factors: dict[str, float] = {}
         self._estimated_us = 0
         self._store = store
         self._state_dir = state_dir
@@ -96,10 +93,7 @@ class Daemon:
         self._clock = clock
         self._runs: dict[int, runner.JobRun] = {}
         self._wake = asyncio.Event()
-        self._windows: dict[str, window.Window] = {}
-        self._in_flight: collections.Counter[str] = collections.Counter()  # by model
-        self._served: collections.Counter[int] = collections.Counter()  # by job: when, last
-        self._serial = 0
+        self._turns = turns.Turns(options.first_window, options.max_window, options.team_lines)
         self._told: dict[int, tuple[model.Counts, str]] = {}
         self._refused: set[int] = set()  # jobs whose journal could not be opened, said once
         self._tasks: asyncio.TaskGroup | None = None
@@ -167,7 +161,7 @@ class Daemon:
     ) -> None:
         """Take over what others left, end what is to be ended, start what may start."""
         decision = await asyncio.to_thread(self._queue.decide, jobs, now)
-        self._factors = self._queue.factors({job.team for job in jobs})
+        self._turns.factors = self._queue.factors({job.team for job in jobs})
         known = {job.job_id: job for job in new}
         waits = [job for job in new if not self._at_once(job, now)]
         for job in new:
@@ -279,58 +273,19 @@ class Daemon:
     async def _feed(self) -> None:
         while True:
             self._wake.clear()
-            while (picked := self._pick()) is not None:
+            while (picked := self._turns.pick(self._runs.values())) is not None:
                 run, served = picked
                 work = run.ready.pop(served)
-                self._serial += 1
-                self._served[run.job.job_id] = self._serial
-                run.sent += 1
-                self._in_flight[work.line.model] += 1
+                self._turns.take(run, served)
                 task = self._spawn(self._line(run, work))
                 run.tasks.add(task)
                 task.add_done_callback(run.tasks.discard)
             for run in self._runs.values():
-                if run.hungry(self._free):
+                if run.hungry(self._turns.free):
                     task = self._spawn(self._refill(run))
                     run.tasks.add(task)
                     task.add_done_callback(run.tasks.discard)
             await self._wake.wait()
-
-    def _window(self, served: str) -> window.Window:
-        if served not in self._windows:
-            self._windows[served] = window.Window(
-                self._options.first_window, self._options.max_window
-            )
-        return self._windows[served]
-
-    def _free(self, served: str) -> bool:
-        """Whether a model takes a line more."""
-        return self._in_flight[served] < self._window(served).size
-
-    def _pick(self) -> tuple[runner.JobRun, str] | None:
-        """Choose whose line goes next, and of which model."""
-        teams: collections.Counter[str] = collections.Counter()
-        for run in self._runs.values():
-            teams[run.job.team] += run.sent
-        most = self._options.team_lines
-        may = []
-        for run in self._runs.values():
-            if run.over.is_set() or run.stalled or (most and teams[run.job.team] >= most):
-                continue
-            free = filter(self._free, run.ready.models)
-            served = min(free, key=self._in_flight.__getitem__, default=None)
-            if served is not None:
-                may.append((run, served))
-        return min(
-            may,
-            key=lambda each: (
-                teams[each[0].job.team]
-                / max(_LEAST_SHARE, self._factors.get(each[0].job.team, 1.0)),
-                each[0].sent,
-                self._served[each[0].job.job_id],
-            ),
-            default=None,
-        )
 
     async def _refill(self, run: runner.JobRun) -> None:
         await run.refill()
@@ -338,15 +293,14 @@ class Daemon:
         self._wake.set()
 
     async def _line(self, run: runner.JobRun, work: client.Work) -> None:
-        sent_in = self._window(work.line.model).round
+        sent_in = self._turns.window(work.line.model).round
         run.dispatched(work)
         try:
             answer = await self._sender.send(
                 run.job, work, run.begun(work), functools.partial(run.heard, work)
             )
         finally:
-            run.sent -= 1
-            self._in_flight[work.line.model] -= 1
+            self._turns.give_back(run, work.line.model)
             self._wake.set()
         judged = verdicts.judge(answer)
         self._learn(work.line.model, judged, sent_in)
@@ -363,14 +317,13 @@ class Daemon:
 
     def _learn(self, served: str, judged: verdicts.Judged, sent_in: int) -> None:
         if judged.verdict is verdicts.Verdict.WAIT:
-            self._window(served).refused(sent_in)
+            self._turns.window(served).refused(sent_in)
             if judged.code in _OUR_FAULT:
                 _LOG.error("the gateway refuses the batch runner's own key: %s", judged.message)
         elif judged.verdict is verdicts.Verdict.OK:
-            self._window(served).answered()
-        elif judged.code == errors.ModelNotFound.code and not self._in_flight[served]:
-            del self._in_flight[served]  # names that nobody serves must not pile up
-            self._windows.pop(served, None)
+            self._turns.window(served).answered()
+        elif judged.code == errors.ModelNotFound.code:
+            self._turns.forget_model(served)
 
     # The end of a job
 
@@ -397,4 +350,4 @@ class Daemon:
                 await run.close()
                 self._runs.pop(run.job.job_id, None)
                 self._told.pop(run.job.job_id, None)
-                self._served.pop(run.job.job_id, None)
+                self._turns.forget_job(run)

@@ -6,10 +6,9 @@ that are under way.
 """
 
 import asyncio
-import collections
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from batch_jobs import (
@@ -20,6 +19,7 @@ from batch_jobs import (
     lines,
     model,
     partial,
+    ready,
     results,
     settings,
     verdicts,
@@ -35,44 +35,6 @@ _MOST_BYTES = 2 * grouping.BYTES
 _COMMIT_RETRY_S = 1.0
 
 
-class Ready:
-    """Lines that may be sent now, by model: one whose fleet is full holds up no other's."""
-
-    def __init__(self) -> None:
-        self._by_model: dict[str, collections.deque[client.Work]] = {}
-        self._lines = 0
-        self.size = 0  # bytes of their bodies
-
-    def __len__(self) -> int:
-        return self._lines
-
-    @property
-    def models(self) -> Iterable[str]:
-        """The models that they are for."""
-        return self._by_model.keys()
-
-    def of(self, models: Iterable[str]) -> int:
-        """How many are for these models."""
-        return sum(len(self._by_model[name]) for name in models)
-
-    def append(self, work: client.Work, *, first: bool = False) -> None:
-        """Add one, behind the others of its model or before them."""
-        queue = self._by_model.setdefault(work.line.model, collections.deque())
-        (queue.appendleft if first else queue.append)(work)
-        self._lines += 1
-        self.size += len(work.payload)
-
-    def pop(self, name: str) -> client.Work:
-        """Take the first one of a model."""
-        queue = self._by_model[name]
-        work = queue.popleft()
-        if not queue:
-            del self._by_model[name]
-        self._lines -= 1
-        self.size -= len(work.payload)
-        return work
-
-
 class JobRun:
     """A job whose journal this process holds. Made in a thread by `open_run`; used on the event loop."""
 
@@ -85,7 +47,7 @@ class JobRun:
     ) -> None:
         self.job = job
         self.source = source
-        self.ready = Ready()
+        self.ready = ready.Ready()
         self.sent = 0
         self.waiting = 0
         self.tasks: set[asyncio.Task[None]] = set()
@@ -110,6 +72,11 @@ class JobRun:
     def durable(self) -> model.Counts:
         """The counts that the journal has on disk."""
         return self._durable
+
+    @property
+    def ended(self) -> bool:
+        """No line of it may be sent any more."""
+        return self.ending is not None or self.requeued
 
     def hungry(self, free: Callable[[str], bool]) -> bool:
         """Whether lines should be read from the file now.

@@ -24,7 +24,14 @@ from typing import Any
 import aiohttp
 
 from batch_jobs import routes
-from tests.bench import batch_big, batch_lines, batch_report, gateway_subjects, processes
+from tests.bench import (
+    batch_big,
+    batch_lines,
+    batch_report,
+    gateway_report,
+    gateway_subjects,
+    processes,
+)
 from tests.contract import engine_vllm, vllm_sink
 
 SEATS = 32
@@ -182,6 +189,7 @@ async def compare(options: argparse.Namespace, folder: Path) -> dict[str, list[d
     """Run every arm in turn, so many rounds."""
     arms = [(arm, POOL) for arm in batch_report.ARMS]
     arms += [(batch_report.SMALL + arm, SMALL_POOL) for arm in batch_report.POOLED]
+    arms = [(arm, pool) for arm, pool in arms if not options.arms or arm in options.arms]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in arms}
     data = folder / "requests.jsonl"
     data.write_bytes(written(options.lines, 11))
@@ -232,10 +240,12 @@ def main() -> None:
     parser.add_argument(
         "--big", type=int, default=10_000_000, help="lines to take in, journal and resume; 0: not"
     )
+    parser.add_argument("--arms", nargs="*", default=[], help="of these alone, by their names")
     parser.add_argument("--report", type=Path, help="write the report there")
     options = parser.parse_args()
     began = time.monotonic()
     said: dict[str, Any] = {
+        "machine": gateway_report.machine(),
         "vllm": engine_vllm.NEWEST,
         "lines": options.lines,
         "prefixes": prefixes(options.lines),

@@ -1,10 +1,8 @@
-"""The figures of the batch bench: the JSON's arithmetic, and the report. Pure but for the machine's name."""
+"""The figures of the batch bench: the JSON's arithmetic, and the report. Pure."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from tests.bench import gateway_report
 
 PREEMPTIONS = 10
 ARMS = ("run_batch", "forebay", "forebay_preempted")
@@ -149,7 +147,7 @@ def report(said: Mapping[str, Any]) -> str:
     small = runs.get(SMALL + ARMS[1], ())
     ours = [each for arm in runs if not arm.endswith(ARMS[0]) for each in runs[arm]]
     return _TEXT.format(
-        **gateway_report.machine(),
+        **said["machine"],
         **{name: said[name] for name in ("vllm", "lines", "prefixes", "rounds", "seats")},
         pool=said["pool"],
         small_pool=said["small_pool"],

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tests.bench import batch, batch_report
+from tests.bench import batch, batch_report, gateway_report
 
 
 def run(seconds: float, **more: Any) -> dict[str, Any]:
@@ -69,7 +69,16 @@ def test_only_what_a_later_try_computes_counts_as_computed_again() -> None:
 
 
 def test_the_report_says_every_figure_or_that_there_is_none() -> None:
-    said = {"vllm": "0", "lines": 50, "prefixes": 2, "rounds": 3, "seats": 32, "pool": "128MiB"}
+    machine = gateway_report.machine()
+    said = {
+        "machine": machine,
+        "vllm": "0",
+        "lines": 50,
+        "prefixes": 2,
+        "rounds": 3,
+        "seats": 32,
+        "pool": "128MiB",
+    }
     text = batch_report.report(
         {**said, "small_pool": "16MiB", "runs": RUNS, "alone": {}, "big": {}}
     )
