@@ -96,7 +96,10 @@ class Applier:
         if not (found or slots or leases):
             return
         for lease in leases:
-            await self._writes.save_lease(lease)
+            # Its newest word: what a plan has written since must not be undone by what was heard before.
+            entry = picture.leases.get(lease.lease_id)
+            if entry is not None or lease.state is fleet.LeaseState.ENDED:
+                await self._writes.save_lease(entry.lease if entry is not None else lease)
         await asyncio.to_thread(
             self._registry.holdings.save_news,
             picture.epoch,
