@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from engines import settings
+from engines.slot import children, starters
+from engines.slot import spec as slot_spec
 from engines.weights import stager, store
 from scheduler.contracts import fleet
 from scheduler.contracts import weights as places
@@ -130,3 +132,33 @@ async def test_a_plain_path_is_loaded_where_it_lies_with_caches_of_its_own(tmp_p
     other = dataclasses.replace(spec, weights="/shared/n")
     assert provider.caches(spec)["VLLM_CACHE_ROOT"] != provider.caches(other)["VLLM_CACHE_ROOT"]
     assert not provider.caches(dataclasses.replace(spec, engine=fleet.EngineKind.SIMULATED))
+
+
+def test_in_an_image_a_replica_sees_its_lease_its_weights_and_our_code(tmp_path: Path) -> None:
+    options = settings.EnginesSettings(
+        vllm_python="/usr/bin/python3",
+        container="/images/vllm.sif",
+        container_binds=["/shared/models:ro"],
+        weights_dir="/nvme/weights",
+        fork_server="on",
+    )
+    told = slot_spec.SlotSpec(
+        "s", "l", "c", "7", "", 0, 0, "", "", "/state/l/run", "/state/l/logs", 1, (), "", options
+    )
+    starter = starters.Starters(told, lambda: None)
+    assert not starter.forks
+    line = starter._inside(["/usr/bin/python3", "-P", "-m", "engines.replica"])
+    assert line[:2] == ["apptainer", "exec"]
+    bound = {
+        word.removeprefix("--bind=").partition(":")[0] for word in line if word.startswith("--bind")
+    }
+    assert {
+        "/state/l/run",
+        "/state/l/logs",
+        "/nvme/weights",
+        "/shared/models",
+        str(children.ROOT),
+    } <= bound
+    assert line[line.index("/images/vllm.sif") + 1 :] == [
+        "env", "FOREBAY_PARENT_PID=0", "/usr/bin/python3", "-P", "-m", "engines.replica",
+    ]  # fmt: skip
