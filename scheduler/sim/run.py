@@ -151,7 +151,7 @@ def _warm(here: world.World) -> None:
     here.rates = [
         here.site.traffic.curve(here.now % scenario.DAY_S) * model.share
         if not here.site.traffic.trace
-        else 0.0
+        else traffic.opening_rate(here.site) * model.share
         for model in here.site.models
     ]
     for _ in range(40):

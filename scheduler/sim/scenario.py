@@ -85,7 +85,8 @@ class Traffic:
         spikes: sudden rises in a day; each lasts `spike_s` and multiplies one model's rate by `spike_factor`.
         prompt, output: mean tokens; `spread`: sigma of their log-normal; `prompt_most`, `output_most`: cut.
         cached: share of prompt tokens that prefix caches hold.
-        trace: replay this file (CSV of Azure, JSONL of Mooncake) instead of the curve.
+        trace: replay this file (CSV of Azure, JSONL of Mooncake) instead of the curve; `peak_rps`, `prompt`,
+            `output` and `cached` are then what the site was sized for.
         speed: how many times faster a trace is replayed.
     """
 

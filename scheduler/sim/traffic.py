@@ -14,6 +14,7 @@ from scheduler.sim import engine, scenario
 
 SLICE_S = 20.0  # the rate is constant for so long
 MEMORY_S = 60.0  # bursts are correlated over so long
+OPENING_S = 60.0
 
 
 def calls(
@@ -96,10 +97,7 @@ def _spikes(site: scenario.Scenario, draw: np.random.Generator) -> list[tuple[fl
 def _replayed(
     site: scenario.Scenario, start_s: float, end_s: float
 ) -> Iterator[tuple[float, list[engine.Call]]]:
-    path = Path(site.traffic.trace)
-    if not path.is_absolute() and not path.exists():
-        path = scenario.SHIPPED / path
-    rows = read(path)
+    rows = read(_path(site))
     served = [number for number, model in enumerate(site.models) if model.share]
     made: list[engine.Call] = []
     for number, row in enumerate(rows):
@@ -124,6 +122,18 @@ def _replayed(
             last += 1
         yield edge, made[begin:last]
         begin = last
+
+
+def opening_rate(site: scenario.Scenario) -> float:
+    """Return requests/s in the first minute of a trace as it is replayed: what a running site has seen."""
+    rows = read(_path(site))
+    span = OPENING_S * site.traffic.speed
+    return sum(row.at_s < span for row in rows) / OPENING_S
+
+
+def _path(site: scenario.Scenario) -> Path:
+    path = Path(site.traffic.trace)
+    return path if path.is_absolute() or path.exists() else scenario.SHIPPED / path
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
