@@ -11,7 +11,9 @@ there has its whole hour summed from the rows.
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from scheduler.contracts import clock as clocks
 
 MINUTES_KEPT_S = 2 * 86_400.0
 LATE_US = 15 * rollup.MINUTE_US  # shipping takes a minute or two; what comes after this was late
+_LEFT_S = 86_400.0  # no reading or pass runs as long: older files in scratch/ are of killed ones
 _NOT_ITS_FAULT = ("No space left", "Permission denied", "Read-only file system")
 _COLUMNS = (
     *rollup.KEYS,
@@ -54,7 +57,8 @@ class _Part:
 
     Attributes:
         minutes: minutes summed anew; `hours`: hours summed from rows since their minutes are gone.
-        tables: Arrow tables by ``usage_minutes``, ``usage_hours``, ``latency_minutes`` and so on.
+        sums: DuckDB file with ``usage_minutes``, ``usage_hours``, ``latency_minutes`` and so on: a day's
+            minutes may be more than memory should hold. Whoever asked for the part removes it.
     """
 
     day: str
@@ -62,7 +66,7 @@ class _Part:
     newest: int
     minutes: tuple[int, ...]
     hours: tuple[int, ...]
-    tables: Mapping[str, Any]
+    sums: Path
 
 
 def roll(
@@ -110,10 +114,11 @@ def _roll(
             if faults:  # what was summed when the file was whole is better than a sum without it
                 problems += [*faults, f"{target}: {day} is not summed anew until that is mended"]
                 continue
-            part = _sum(records, day, files, before, floor_us)
-            if _apply(target, part, clock.wall_us()):
-                days += 1
-                minutes += len(part.minutes) + 60 * len(part.hours)
+            with _scratch(records.state_dir) as sums:
+                part = _sum(records, day, files, before, floor_us, sums)
+                if _apply(target, part, clock.wall_us()):
+                    days += 1
+                    minutes += len(part.minutes) + 60 * len(part.hours)
         except books.Moved:
             continue  # compacted meanwhile: the next pass sees it
         except (duckdb.Error, ValueError, ArithmeticError) as error:
@@ -148,6 +153,22 @@ def rebuild(
     finally:
         _remove(fresh)
     return done
+
+
+@contextlib.contextmanager
+def _scratch(state_dir: Path) -> Iterator[Path]:
+    """Name a file for a part's sums, and remove it; what killed passes and readings left goes too."""
+    folder = state_dir / "scratch"
+    folder.mkdir(exist_ok=True)
+    for left in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _LEFT_S:
+                left.unlink()
+    path = folder / f"sums-{uuid.uuid4().hex}.duckdb"
+    try:
+        yield path
+    finally:
+        _remove(path)
 
 
 def _remove(path: Path) -> None:
@@ -208,9 +229,14 @@ def _number(session: Any, text: str, otherwise: int, *given: Any) -> int:
 
 
 def _sum(
-    records: books.Books, day: str, files: Sequence[manifests.File], before: int, floor_us: int
+    records: books.Books,
+    day: str,
+    files: Sequence[manifests.File],
+    before: int,
+    floor_us: int,
+    sums: Path,
 ) -> _Part:
-    """Sum anew what rows that are newer than generation ``before`` touch."""
+    """Sum anew, into file ``sums``, what rows that are newer than generation ``before`` touch."""
     fresh = [each for each in files if each.since > before]
     with records.over(files) as session:
         session.read_parquet(
@@ -222,16 +248,20 @@ def _sum(
         starts = [minute * rollup.MINUTE_US for (minute,) in touched]
         minutes = tuple(us for us in starts if us >= floor_us)
         hours = tuple(sorted({_hour(us) for us in starts if us < floor_us}))
-        tables = {
-            **_sums(session, "minutes", minutes),
-            **_sums(session, "hours", hours),
-        }
-    return _Part(day, before, max(each.since for each in files), minutes, hours, tables)
+        session.execute(f"ATTACH {_literal(sums)} AS sums")
+        _sums(session, "minutes", minutes)
+        _sums(session, "hours", hours)
+        session.execute("DETACH sums")
+    return _Part(day, before, max(each.since for each in files), minutes, hours, sums)
 
 
-def _sums(session: Any, level: str, periods: Sequence[int]) -> dict[str, Any]:
+def _literal(path: Path) -> str:
+    return "'{}'".format(str(path).replace("'", "''"))
+
+
+def _sums(session: Any, level: str, periods: Sequence[int]) -> None:
     if not periods:
-        return {}
+        return
     length = rollup.LEVELS[level]
     session.register("wanted", pa.table({"period_us": pa.array(periods, pa.int64())}))
     names = rollup.quoted(_COLUMNS)
@@ -240,12 +270,9 @@ def _sums(session: Any, level: str, periods: Sequence[int]) -> dict[str, Any]:
         f"WHERE arrived_us >= {periods[0]} AND arrived_us < {periods[-1] + length} "
         f"AND arrived_us // {length} * {length} IN (SELECT period_us FROM wanted)"
     )
-    found = {
-        f"usage_{level}": session.sql(rollup.usage_of("part", length)).to_arrow_table(),
-        f"latency_{level}": session.sql(rollup.latency_of("part", length)).to_arrow_table(),
-    }
+    for family, statement in (("usage", rollup.usage_of), ("latency", rollup.latency_of)):
+        session.execute(f"CREATE TABLE sums.{family}_{level} AS {statement('part', length)}")
     session.execute("DROP TABLE part")
-    return found
 
 
 def _apply(target: Path, part: _Part, now_us: int) -> bool:
@@ -253,6 +280,7 @@ def _apply(target: Path, part: _Part, now_us: int) -> bool:
     hours = sorted({_hour(us) for us in part.minutes} | set(part.hours))
     days = sorted({us // rollup.DAY_US * rollup.DAY_US for us in hours})
     with rollup.opened(target, write=True) as session:
+        session.execute(f"ATTACH {_literal(part.sums)} AS fresh (READ_ONLY)")
         session.execute("BEGIN")
         known = _number(session, "SELECT generation FROM applied WHERE day = $1", -1, part.day)
         floor_us = _number(session, "SELECT value FROM facts WHERE name = 'minutes_from'", 0)
@@ -281,11 +309,10 @@ def _replace(
             f"DELETE FROM {family}_{level} WHERE period_us IN (SELECT period_us FROM gone) "  # noqa: S608 - our own names
             f"AND {_between(periods[0], periods[-1] + 1)}"
         )
-    for level in ("minutes", "hours"):
-        name = f"{family}_{level}"
-        if name in part.tables:
-            session.register("fresh", part.tables[name])
-            session.execute(f"INSERT INTO {name} BY NAME SELECT * FROM fresh")  # noqa: S608 - ours
+    for level, periods in (("minutes", part.minutes), ("hours", part.hours)):
+        if periods:
+            name = f"{family}_{level}"
+            session.execute(f"INSERT INTO {name} BY NAME SELECT * FROM fresh.{name}")  # noqa: S608 - ours
     _add_up(session, family, "minutes", "hours", sorted(set(hours) - set(part.hours)))
     _add_up(session, family, "hours", "days", days)
 
