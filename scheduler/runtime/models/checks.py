@@ -25,10 +25,6 @@ class Inspector(Protocol):
         """Look at an adapter's files, and whether they fit the versions of its model."""
         ...
 
-    def profile(self, profile: document.Profile) -> str:
-        """Look whether a node of this site satisfies a profile."""
-        ...
-
 
 class Unseen:
     """An inspector that looks at nothing: for documents that were inspected before."""
@@ -41,11 +37,6 @@ class Unseen:
     def adapter(self, adapter: document.Adapter, versions: Sequence[fleet.ReplicaSpec]) -> str:
         """Find nothing."""
         del adapter, versions
-        return ""
-
-    def profile(self, profile: document.Profile) -> str:
-        """Find nothing."""
-        del profile
         return ""
 
 
@@ -63,9 +54,6 @@ def faults(
         changed: entries that are new or changed: only these are inspected again.
         folders: in which adapters may lie; none: adapters are not taken here.
     """
-    for name, profile in found.profiles.items():
-        if ("profile", "", name) in changed and (fault := inspector.profile(profile)):
-            yield f"profiles.{name}: {fault}"
     for name, model in found.models.items():
         place = f"models.{name}"
         profile_ = found.profiles.get(model.profile)

@@ -11,7 +11,7 @@ import pydantic
 
 from scheduler.contracts import clock, errors
 from scheduler.core import rollouts
-from scheduler.runtime.models import changes, checks, document
+from scheduler.runtime.models import changes, checks, document, hardware
 from scheduler.runtime.registry import declared, store
 
 
@@ -187,6 +187,11 @@ def _change(site: Site, edit: Callable[[Entries], Entries], wish: Wish) -> decla
 def _check(site: Site, before: document.Entries, after: document.Entries) -> None:
     made = {change.key for change in changes.between(before, after)}
     whole = document.whole(after)
+    fact = site.registry.journal.fact("nodes")
+    nodes = fact.body.get("nodes", ()) if fact is not None else ()
+    for name in {key[2] for key in made if key[0] == "profile"} & whole.profiles.keys():
+        if fault := hardware.fault(whole.profiles[name], nodes):
+            raise errors.BadRequest(f"profiles.{name}.{fault}")
     for fault in checks.faults(whole, site.inspector, frozenset(made), site.adapter_folders):
         raise errors.BadRequest(fault)
     for model in {key[1] for key in made if key[1]}:
