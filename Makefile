@@ -83,6 +83,10 @@ bench-batch: setup ## batch jobs beside vllm run-batch on real vLLM, with preemp
 bench-reclaim: setup ## how fast batch GPUs come back by rung, beside Slurm's own preemption; real Slurm and vLLM (TRIALS=100, LEASES=20, REPORT=1)
 	@.venv/bin/python -m tests.bench.reclaim --trials $(or $(TRIALS),100) --leases $(or $(LEASES),20) $(if $(REPORT),--report docs/bench/reclaim.md)
 
+.PHONY: bench-models
+bench-models: ## rollouts under load: back by hand and by itself, failed requests, how soon a route is seen, staging (ROUNDS=5, GB=1, REPORT=1)
+	@.venv/bin/python -m tests.bench.models --rounds $(or $(ROUNDS),5) --gb $(or $(GB),1) $(if $(REPORT),--report docs/bench/models.md)
+
 .PHONY: bench-staging
 bench-staging: ## weights from a folder and from S3 to a disk, beside a copy and boto3 (GB=1, ROUNDS=5)
 	@.venv/bin/python -m tests.bench.models_staging --gb $(or $(GB),1) --rounds $(or $(ROUNDS),5)
