@@ -146,6 +146,13 @@ def _explain(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> No
                 command_line.say(f"  {listing.target(target)}: {target['reason']}", out)
                 if target.get("signal"):
                     command_line.say(f"  signals: {listing.signals(target['signal'])}", out)
+    rolled = answer["rollover"]
+    if rolled is not None and rolled["leases"]:
+        command_line.say(
+            f"rollover: {rolled['leases']} leases replaced since {listing.when(rolled['since_us'])}, "
+            f"{rolled['overlap_gpu_s'] / 3600:.2f} GPU-hours of overlap",
+            out,
+        )
     for note in (broker or {}).get("notes", []):
         command_line.say(f"note: {note}", out)
     plan = answer["plan"]

@@ -321,9 +321,12 @@ def test_fctl_explain_tells_the_last_plan_and_why(site: Site) -> None:
         {"model": "chat", "version": "v1", "need": 3, "lent": 1, "reason": "14.0 requests/s"},
         {"model": "code", "version": "v1", "need": 2, "lent": 0, "reason": "floor 2"},
     ]
-    site.registry.journal.set_facts(epoch, 6, {"broker": told})
+    rolled = {"leases": 3, "overlap_gpu_s": 5400.0, "since_us": 0}
+    site.registry.journal.set_facts(epoch, 6, {"broker": told, "rollover": rolled})
     code, out, _ = fctl(site, "explain", "chat")
     assert code == 0
+    assert "rollover: 3 leases replaced since" in out
+    assert "1.50 GPU-hours of overlap" in out
     assert "  3 needed, 1 lent to batch: 14.0 requests/s" in out
     assert "code v1" not in out
     wants = fctl(site, "show", "plan")[1].splitlines()[1]
@@ -409,3 +412,25 @@ async def test_wishes_that_no_registry_or_terminal_could_hold(
 def test_half_a_surrogate_pair_is_no_name() -> None:
     with pytest.raises(ValueError, match="unicode"):
         admin.NewKey.model_validate({"team": "physics", "user": "\ud800"})
+
+
+def test_nodes_are_cordoned_and_used_again(site: Site) -> None:
+    epoch = site.registry.lead.take("me", 0, 10)
+    assert epoch is not None
+    node = {"name": "n1", "state": "idle", "flags": [], "gpus": 4, "gpus_free": 4, "reason": ""}
+    node |= {"gres_type": "", "partitions": ["serve"], "unknown_flags": []}
+    site.registry.journal.set_facts(epoch, 5, {"nodes": {"nodes": [node], "error": ""}})
+    code, out, err = fctl(site, "cordon", "n[1-2]", "fan", "noise")
+    assert (code, out) == (0, "n1: cordoned\nn2: cordoned\n"), err
+    assert {c.reason for c in site.registry.cordons.all().values()} == {"fan noise"}
+    (line,) = (text for text in fctl(site, "show", "nodes")[1].splitlines() if "n1" in text)
+    assert "idle+cordoned" in line
+    assert "fan noise" in line
+    assert fctl(site, "uncordon", "n1")[0] == 0
+    assert "cordoned" not in fctl(site, "show", "nodes")[1]
+    code, _, err = fctl(site, "uncordon", "n1")
+    assert (code, "n1: not cordoned" in err) == (1, True)
+    code, _, err = fctl(site, "cordon", "n[1-", "why")
+    assert (code, len(err.splitlines())) == (1, 1)
+    site.caller = USER
+    assert fctl(site, "cordon", "n1", "why")[0] == 1
