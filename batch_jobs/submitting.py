@@ -92,6 +92,9 @@ def _one(
     if wanted is not None:
         array_id = before[0].answer["job_id"] if before else None
         wish.update(array_id=array_id or 0, array_task=task, array_limit=wanted.limit)
+    for option in ("output", "error"):
+        if option in merged:
+            _refuse_place(option, os.path.join(around.cwd, merged[option]))  # noqa: PTH118 - as it is
     stamp = _stamp(found.path)
     answer = around.api.call(
         "POST", JOBS, params={"options": json.dumps(wish)}, upload=found.path
@@ -99,6 +102,24 @@ def _one(
     if stamp is None or _stamp(found.path) != stamp:
         _withdraw(answer, found.shown, around)
     return Submitted(merged, answer)
+
+
+def _refuse_place(option: str, path: str) -> None:
+    """Refuse now what would refuse the results after hours of work; what patterns name is not known yet."""
+    folder = os.path.dirname(path)  # noqa: PTH120 - the user's text as it is
+    if "%" not in folder:
+        if not Path(folder).is_dir():
+            raise command_line.CommandError(
+                f"--{option}: {folder}: there is no such folder: make it"
+            )
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise command_line.CommandError(
+                f"--{option}: {folder}: you may not write there: name a folder of yours"
+            )
+    if "%" not in path and Path(path).is_symlink():
+        raise command_line.CommandError(
+            f"--{option}: {path}: is a symbolic link, which results never go through: name its target"
+        )
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

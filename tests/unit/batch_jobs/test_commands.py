@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from batch_jobs import model, options
+from batch_jobs import model, options, routes
 from scheduler.contracts import command_line, ports
 from tests.unit.batch_jobs import world
 
@@ -375,6 +375,27 @@ def test_fqueue_lists_what_has_not_ended(
     assert [job["job_id"] for job in json.loads(said.out)["jobs"]] == [2]
     said = world.run_command("fqueue", ["-h"], api, tmp_path, FQUEUE_FORMAT="%u")
     assert said.out == "alice\n"
+
+
+def test_a_place_that_would_refuse_the_results_is_refused_at_once(
+    api: world.AppApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "r.jsonl").write_bytes(world.many(1))
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != Path("/proc"))
+    for name, words in (
+        ("nowhere/out.jsonl", "nowhere: there is no such folder: make it"),
+        ("/proc/out.jsonl", "/proc: you may not write there"),
+        ("link", "link: is a symbolic link, which results never go through"),
+    ):
+        for option in ("output", "error"):
+            argv = [f"--{option}={name}", "r.jsonl"]
+            said = world.run_command("fbatch", argv, api, tmp_path)
+            assert said.code == 1
+            assert said.err.startswith(f"fbatch: error: --{option}: ")
+            assert words in said.err
+            assert said.err.count("\n") == 1
+    assert api.client.get(routes.PREFIX).json() == {"jobs": []}
 
 
 def test_fqueue_waits_for_jobs_that_were_submitted_before(
