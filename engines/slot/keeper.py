@@ -137,7 +137,7 @@ class Keeper:
                 lambda: self._ring(self._options.heartbeat_s),
                 self._bell.set,
             )
-        except stager.Refused as error:
+        except (stager.Refused, OSError) as error:
             self._become(_R.LOST, f"not started: {error}")
             return False
         self._phases = {} if self._disk.took_s is None else {"stage": self._disk.took_s}

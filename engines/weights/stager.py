@@ -196,4 +196,6 @@ def places(options: settings.EnginesSettings) -> task.Options:
 def _words(uri: str, news: Mapping[str, Any]) -> str:
     if "waiting" in news:
         return f"waits for its weights: {news['waiting']}"
+    if not news["of"]:
+        return f"waits for its weights: another replica of this node stages {uri}"
     return f"staging {uri}: {news['got'] / GB:.2f} of {news['of'] / GB:.2f} GB"

@@ -48,7 +48,8 @@ class Staging:
         order: what.
         source: its place, opened.
         where: the disk.
-        told: called with bytes on the disk and bytes in all, now and then.
+        told: called with bytes on the disk and bytes in all, now and then; with 0 and 0 when it begins to
+            wait for another staging of the same weights.
         step: called between steps that a kill may separate; for tests.
     """
 
@@ -84,11 +85,19 @@ class Staging:
         there = self._published(began)
         if there is not None:
             return there
+        with self._store.alone(key, wait=False) as ours:
+            if ours:
+                return self._alone(began)
+        self._told(0, 0)
         with self._store.alone(key, wait=True):
-            there = self._published(began)
-            if there is not None:  # another process has staged it meanwhile
-                return there
-            manifest = self._fill()
+            return self._alone(began)
+
+    def _alone(self, began: float) -> Done:
+        key = self._order.key
+        there = self._published(began)
+        if there is not None:  # another process has staged it meanwhile
+            return there
+        manifest = self._fill()
         return Done(key, manifest.digest, self._fetched, manifest.size, time.monotonic() - began)
 
     def _published(self, began: float) -> Done | None:

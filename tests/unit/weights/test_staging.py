@@ -284,3 +284,23 @@ def test_a_foreign_folder_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(PermissionError, match="weights_dir"):
         store.Store(tmp_path / "link")
+
+
+def test_who_waits_for_another_staging_says_so(tmp_path: Path) -> None:
+    place, where = places.model(tmp_path / "m"), store.Store(tmp_path / "disk")
+    order = task.Order(f"file://{place}")
+    waits = threading.Event()
+    told: list[tuple[int, int]] = []
+
+    def tell(got: int, of: int) -> None:
+        told.append((got, of))
+        waits.set()
+
+    second = staging.Staging(order, sources.Folder(place), where, tell)
+    with where.alone(order.key, wait=True):
+        thread = threading.Thread(target=second.run)
+        thread.start()
+        assert waits.wait(60)
+        assert told == [(0, 0)]
+    thread.join()
+    assert where.published(order.key)
