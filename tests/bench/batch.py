@@ -40,6 +40,7 @@ SMALL_POOL = "16M"  # not even half of them
 ARGUMENTS: Mapping[str, Any] = {"enforce-eager": True, "dtype": "float32", "block-size": 32}
 _SHARING = 25  # lines of the file for each shared text: half of them have one
 _PIDS = ("gateway_pid", "runner_pid")
+_MOST_SPIKES = 8  # at once
 _WORDS = 100  # of a shared text, some 400 tokens
 
 
@@ -149,10 +150,15 @@ async def forebay(
                 job = await answer.json()
             if job["state"] in {"COMPLETED", "FAILED"}:
                 break
-            share = (asked + 1) / (preemptions + 1)
-            if asked < preemptions and job["lines"]["done"] >= share * job["lines"]["total"]:
-                asked += 1
-                await _spike(session, at, asked)
+            lines_done = job["lines"]["done"] / job["lines"]["total"]
+            due = min(preemptions, int(lines_done * (preemptions + 1)))
+            if due > asked:
+                # One that found a seat free took none from a line: the next come in company.
+                lacking = min(_MOST_SPIKES, due - job["lines"]["preempted"])
+                await asyncio.gather(
+                    *(_spike(session, at, due, one) for one in range(max(1, lacking)))
+                )
+                asked = due
             await asyncio.sleep(0.1 if preemptions else 0.5)
         async with session.get(f"{url}/{job_id}/output", headers=headers) as answer:
             lines = [json.loads(line) for line in (await answer.read()).splitlines()]
@@ -177,12 +183,16 @@ async def forebay(
     }
 
 
-async def _spike(session: aiohttp.ClientSession, at: Mapping[str, str], number: int) -> None:
+async def _spike(
+    session: aiohttp.ClientSession, at: Mapping[str, str], number: int, one: int
+) -> None:
     """Ask for one interactive token while every seat has a batch line: the youngest gives its own."""
-    body = {"model": "chat", "prompt": f"spike {number}", "max_tokens": 1}
+    body = {"model": "chat", "prompt": f"spike {number}.{one}", "max_tokens": 1}
     headers = {"Authorization": f"Bearer {at['token']}"}
     async with session.post(f"{at['http']}/v1/completions", json=body, headers=headers) as answer:
         await answer.read()
+        if answer.status != 200:
+            raise gateway_subjects.BenchError(f"a spike was answered {answer.status}")
 
 
 async def compare(options: argparse.Namespace, folder: Path) -> dict[str, list[dict[str, Any]]]:
