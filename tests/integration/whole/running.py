@@ -283,7 +283,7 @@ class Running:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=waiting.LONG_S,
             check=False,
         )
         return Command(done.returncode, done.stdout, done.stderr)
