@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gateway import hop, hop_reader, probing, settings, trunk
+from gateway import hop, hop_pool, hop_reader, probing, settings, trunk
 from scheduler.contracts import errors, fleet, frames, ids, ports, trunks, usage
 
 _JSON_SAFE = '{}":,/ '  # harmless in a header, and most identities then need no quoting at all
@@ -99,7 +99,7 @@ class Client:
         probes = probing.Probes(
             options.hop_keepalive_s, options.hop_keepalive_probes, options.hop_unacknowledged_s
         )
-        self._pool = hop.Pool(options.connect_timeout_s, min(1.0, quickest / 4), probes)
+        self._pool = hop_pool.Pool(options.connect_timeout_s, min(1.0, quickest / 4), probes)
         self._trunks = trunk.Trunks(probes, self._pool.vouching)
         self._secrets: dict[tuple[ids.ReplicaId, int], str] = {}
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import hop, hop_reader, replica
+from gateway import hop, hop_pool, hop_reader, replica
 from gateway import settings as gateway_settings
 from scheduler.contracts import errors, fleet, frames, usage
 from tests.unit.gateway import harness
@@ -122,7 +122,7 @@ class FakeTransport(asyncio.Transport):
 
 
 def answering() -> tuple[hop.Answer, hop.Connection, FakeTransport]:
-    connection, transport = hop.Connection(hop.Pool(1.0), "r:1"), FakeTransport()
+    connection, transport = hop.Connection(hop_pool.Pool(1.0), "r:1"), FakeTransport()
     connection.connection_made(transport)
     return connection.send(b"", 60.0), connection, transport
 

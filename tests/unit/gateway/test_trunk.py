@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import hop, probing, trunk, vouching
+from gateway import hop, hop_pool, probing, trunk, vouching
 from scheduler.contracts import fleet, frames, ids, trunks
 from tests.unit.gateway import harness
 from tests.unit.gateway.test_hop import CUTS, FRAME, FakeTransport, pieces, taker
@@ -46,7 +46,7 @@ class Site:
         self.transport = Written()
         self.trunk = trunk.Trunk(OWNER, "r:1", "s3cret", self.ended.append)
         self.trunk.connection_made(self.transport)
-        self.pool = hop.Pool(1.0)
+        self.pool = hop_pool.Pool(1.0)
 
     def stream(self) -> tuple[int, hop.Answer, hop.Connection]:
         connection = hop.Connection(self.pool, "r:1")
