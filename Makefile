@@ -76,8 +76,8 @@ bench-accounting: setup ## a month of 100 million usage rows: to write, keep and
 	@.venv/bin/python -m tests.bench.accounting --rows $(or $(ROWS),100000000) $(if $(REPORT),--report docs/bench/accounting.md)
 
 .PHONY: bench-batch
-bench-batch: setup ## batch jobs beside vllm run-batch on real vLLM, with preemptions, and a million lines on an instant engine (LINES=2000, ROUNDS=2, ALONE=1000000, BIG=10000000, REPORT=1)
-	@.venv/bin/python -m tests.bench.batch --lines $(or $(LINES),2000) --rounds $(or $(ROUNDS),2) --alone $(or $(ALONE),1000000) --big $(or $(BIG),10000000) $(if $(REPORT),--report docs/bench/batch.md)
+bench-batch: setup ## batch jobs beside vllm run-batch on real vLLM, with preemptions, and a million lines on an instant engine (LINES=2000, ROUNDS=1, ALONE=1000000, BIG=10000000, REPORT=1)
+	@.venv/bin/python -m tests.bench.batch --lines $(or $(LINES),2000) --rounds $(or $(ROUNDS),1) --alone $(or $(ALONE),1000000) --big $(or $(BIG),10000000) $(if $(REPORT),--report docs/bench/batch.md)
 
 .PHONY: bench-reclaim
 bench-reclaim: setup ## how fast batch GPUs come back by rung, beside Slurm's own preemption; real Slurm and vLLM (TRIALS=100, LEASES=20, REPORT=1)

@@ -243,7 +243,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=int, default=2_000, help="of the file for vLLM; 0: not")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument(
         "--alone", type=int, default=1_000_000, help="lines for the runner alone; 0: not"
     )
