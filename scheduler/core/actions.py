@@ -15,7 +15,7 @@ class RequestLease:
         nodes: whole nodes; 0: `gpus` on any one node.
         walltime_s: 0: as the settings say; less where a window comes before that.
         time_min_s: the least walltime that is still useful, so that Slurm can start it sooner; 0: none.
-        exclude: cordoned nodes.
+        exclude: nodes that are cordoned, or where nothing may be preempted for it.
     """
 
     kind: fleet.LeaseKind

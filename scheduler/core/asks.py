@@ -93,8 +93,31 @@ def ask(
         reason += f"; it ends before {window}"
     dedicated = deployment.spec.dedicated
     time_min = min(least, cut or whole)
-    exclude = tuple(sorted(snap.cordoned))
+    exclude = tuple(sorted(snap.cordoned | _spared(snap, kind, rolling)))
     return actions.RequestLease(kind, gpus, reason, dedicated, nodes, cut, time_min, exclude), ""
+
+
+def _spared(
+    snap: snapshot.Snapshot, kind: fleet.LeaseKind, going: frozenset[str]
+) -> frozenset[str]:
+    """Return nodes where Slurm must not preempt for this ask: leases on others are given back for it.
+
+    Slurm preempts as soon as a protected job is submitted, and chooses its victim by itself: it took the
+    lease whose replica had just turned to these very callers, beside the one that was being given back.
+    """
+    backfill = [held for held in snap.leases if held.lease.kind is fleet.LeaseKind.BACKFILL]
+    leaving = {
+        held.lease.lease_id
+        for held in backfill
+        if held.leaving
+        or held.lease.lease_id in going
+        or held.lease.state is fleet.LeaseState.CLOSING
+    }
+    if kind is not fleet.LeaseKind.SERVE or not leaving:
+        return frozenset()
+    freed = {node for h in backfill if h.lease.lease_id in leaving for node in h.lease.nodes}
+    kept = {node for h in backfill if h.lease.lease_id not in leaving for node in h.lease.nodes}
+    return frozenset(kept - freed)
 
 
 def held_gpus(snap: snapshot.Snapshot, rolling: frozenset[str]) -> int:

@@ -129,10 +129,16 @@ def _leases(
 
 
 def recomputed(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the share of batch's tokens that were computed again after an abort."""
-    again = sum(int(row["waste_tokens"]) for row in rows)
-    total = sum(int(row["uncached_prompt_tokens"] + row["output_tokens"]) for row in rows)
-    return again / max(1, total + again)
+    """Return the share of batch's tokens that were computed again: prompts and answers of later tries."""
+    again = total = 0
+    seen: set[tuple[str, str]] = set()
+    for row in sorted(rows, key=lambda row: int(row["arrived_us"])):
+        line = (str(row["batch_job_id"]), str(row["custom_id"]))
+        prompt = int(row["uncached_prompt_tokens"])
+        again += int(row["waste_tokens"]) + (prompt if line in seen else 0)
+        total += prompt + int(row["waste_tokens"]) + int(row["output_tokens"])
+        seen.add(line)
+    return again / max(1, total)
 
 
 def _spreads(times: reclaim_trials.Times) -> dict[str, Any]:

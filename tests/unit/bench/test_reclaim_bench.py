@@ -43,9 +43,20 @@ def test_the_ninety_ninth_percentile_of_few_is_their_maximum() -> None:
 
 
 def test_what_was_computed_again_is_a_share_of_all_that_was_computed() -> None:
-    row = {"waste_tokens": 0, "uncached_prompt_tokens": 10, "output_tokens": 80}
-    again = {"waste_tokens": 10, "uncached_prompt_tokens": 0, "output_tokens": 0}
-    assert reclaim.recomputed([row, again]) == 0.1
+    def row(custom_id: str, at: int, waste: int, prompt: int, output: int) -> dict[str, Any]:
+        return {
+            "batch_job_id": 1,
+            "custom_id": custom_id,
+            "arrived_us": at,
+            "waste_tokens": waste,
+            "uncached_prompt_tokens": prompt,
+            "output_tokens": output,
+        }
+
+    resumed = [row("a", 2, 10, 0, 0), row("a", 1, 0, 10, 80)]
+    assert reclaim.recomputed(resumed) == 0.1
+    assert reclaim.recomputed([row("a", 1, 0, 10, 30), row("a", 2, 0, 10, 50)]) == 0.1
+    assert reclaim.recomputed([row("a", 1, 0, 10, 30), row("b", 2, 0, 10, 50)]) == 0.0
     assert reclaim.recomputed([]) == 0.0
 
 

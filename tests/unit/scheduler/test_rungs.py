@@ -108,6 +108,9 @@ def test_a_need_beyond_the_own_batch_replica_takes_the_lease_of_another_models_b
     assert names(made) == ["SetRole shared", "StopReplica", "CloseLease", "RequestLease"]
     close = next(a for a in made.actions if isinstance(a, actions.CloseLease))
     assert close.lease_id == houses[2][0].lease.lease_id
+    # Slurm preempts for the new lease by itself, and took the one whose replica had just turned.
+    ask = next(a for a in made.actions if isinstance(a, actions.RequestLease))
+    assert ask.exclude == houses[1][0].lease.nodes
     # One replica more is rung 1's alone, though both have batch work: judge keeps its lease.
     made = plan.plan(picture(houses, 9, deployments=three, backlogs=TWO_JOBS), OPTIONS)
     assert names(made) == ["SetRole shared"]
