@@ -62,10 +62,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--leases", type=int, default=20, help="trials of rung 3")
     parser.add_argument("--rung2", type=int, default=20, help="trials of rung 2; 0: not")
     parser.add_argument(
-        "--peers", type=int, default=8, help="trials of preemption with a GraceTime"
+        "--peers", type=int, default=5, help="trials of preemption with a GraceTime"
     )
     parser.add_argument("--lines", type=int, default=1_000, help="of the file for run-batch")
-    parser.add_argument("--rounds", type=int, default=2, help="of run-batch; 0: not")
+    parser.add_argument("--rounds", type=int, default=1, help="of run-batch; 0: not")
     parser.add_argument(
         "--rehearse",
         action="store_true",

@@ -57,8 +57,8 @@ _SCHEDULER: Mapping[str, Any] = {
     "itl_slo_ms": 0.0,
     "ttft_slo_ms": 2000.0,
     # Calm is short, so that trials follow each other; it is no part of any figure.
-    "scale_down_s": 1.0,
-    "calm_s": 1.0,
+    "scale_down_s": 0.5,
+    "calm_s": 0.5,
     "idle_lease_s": 0.5,
     "plan_history": 100_000,
 }

@@ -117,7 +117,7 @@ class Trials:
             )
             peek = reclaim_site.Peek(self._house, lent)
             before = peek.state()["stats"]["reclaim_ms"]
-            crowd = reclaim_site.Crowd(self._house, self._key, RUNG1_CALLERS, 64)
+            crowd = reclaim_site.Crowd(self._house, self._key, RUNG1_CALLERS, 40)
             ready_us = reclaim_site.until(
                 lambda peek=peek: peek.state()["role"] != "batch",  # type: ignore[misc] # bound now
                 "role turned",
