@@ -68,13 +68,8 @@ class House(running.Running):
     """One installation whose models are vLLM's and whose replicas the planner counts."""
 
     def __init__(self, folder: Path, site: devcluster.Site, *, rehearsed: bool = False) -> None:
-        slurm = {
-            "conf": str(site.slurm_conf),
-            "rest_url": site.rest_url,
-            "rest_user": site.rest_user,
-            "jwt_key_file": str(site.jwt_key),
-            "account": "physics",
-        }
+        # By Slurm's commands: slurmrestd of this age can't name nodes that a submission keeps away from.
+        slurm = {"client": "cli", "conf": str(site.slurm_conf), "account": "physics"}
         super().__init__(folder, slurm, str(site.munge_socket), site.env())
         engine = _SIMULATED
         if not rehearsed:
