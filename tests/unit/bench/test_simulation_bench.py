@@ -35,6 +35,7 @@ def test_goals_are_met_and_missed() -> None:
     assert not simulation.verdict(found(p95=600.0))["ttft"]
     assert not simulation.verdict(found(speed=39.0))["speed"]
     same = simulation.verdict(found(utilisation=0.7, p95=260.0))
+    assert simulation.verdict(found(utilisation=0.7, p95=260.0, speed=47.0))["better_on_one"]
     assert same["no_worse_than_any"]
     assert not same["better_on_one"]
 
