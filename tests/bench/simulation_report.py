@@ -31,9 +31,10 @@ worst` is the least answered of the models.
 
 READING = """\
 Static and lease-only replicas have no batch beside callers, so their first tokens come a little sooner than
-where batch shares the step; the goal's tolerance is there for that. What it costs them is utilisation, and the
-static partition also the deadlines of batch jobs. Without a forecast utilisation and TTFT are as good; what
-suffers is the speed of streams while the morning's replicas start.
+where batch shares the step; the goal's tolerance is there for that. What it costs them is utilisation, and
+the static partition also the deadlines of batch jobs. Without a forecast utilisation and TTFT are as good;
+what suffers is the speed of streams while replicas start. White in the picture are GPUs that nobody held:
+batch was done before the hour's next jobs came.
 """
 
 CALIBRATION = """\
