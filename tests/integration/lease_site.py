@@ -145,12 +145,17 @@ class Site:
             return response.status, await response.read()
 
     async def ask(
-        self, to: pb.ReplicaReport, request_id: str, tier: str = "interactive", tokens: int = 8
+        self,
+        to: pb.ReplicaReport,
+        request_id: str,
+        tier: str = "interactive",
+        tokens: int = 8,
+        **more: Any,
     ) -> list[frames.Frame]:
         """Send a streamed completion and return its frames, as far as they came."""
         who = asgi.identity(request_id, tier)
         given = asgi.headers(who, secret=private.read(Path(to.secret_file)))
-        body = {"prompt": "x", "stream": True, "max_tokens": tokens, "ignore_eos": True}
+        body = {"prompt": "x", "stream": True, "max_tokens": tokens, "ignore_eos": True, **more}
         url = f"http://{to.address}/v1/completions"
         decoder = frames.Decoder()
         found: list[frames.Frame] = []

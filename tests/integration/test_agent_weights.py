@@ -1,5 +1,6 @@
-"""Staged weights and a tensor-parallel replica, for real: vLLM on CPUs, two ranks, one answer."""
+"""Staged weights, two ranks, guessed tokens: for real, vLLM on CPUs, and one answer from all of them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.integration import lease_site
 pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(1200)]
 
 
-async def test_two_ranks_load_staged_weights_and_answer_as_one(
+async def test_staged_weights_two_ranks_and_guessed_tokens_give_one_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine_vllm.require(engine_vllm.NEWEST)
@@ -31,7 +32,7 @@ async def test_two_ranks_load_staged_weights_and_answer_as_one(
     two: dict[str, Any] = {**one, "gpus": 2, "tensor-parallel-size": 2}
     async with lease_site.opened(tmp_path, **options) as site:
         site.want(lease_site.desired("r-one", **one))
-        alone = _ids(await site.ask(await site.serving("r-one"), "q1"))
+        alone = _ids(await site.ask(await site.serving("r-one"), "q1", temperature=0))
         assert len(alone) == 8
 
         (tmp_path / "tiny").rename(tmp_path / "gone")  # its place is down from here on
@@ -41,7 +42,7 @@ async def test_two_ranks_load_staged_weights_and_answer_as_one(
         replica = await site.serving("r-two")
         assert replica.phases_s["stage"] < 5.0, "from the disk"
         assert replica.spec.weights == place
-        assert _ids(await site.ask(replica, "q2")) == alone
+        assert _ids(await site.ask(replica, "q2", temperature=0)) == alone
         said = (tmp_path / "run" / "logs" / "r-two.log").read_text()
         assert "Worker_TP0" in said
         assert "Worker_TP1" in said
@@ -49,6 +50,14 @@ async def test_two_ranks_load_staged_weights_and_answer_as_one(
         assert (held.uri, held.users) == (place, 1)
         report = site.broker.last.weights
         assert [(item.uri, item.state) for item in report] == [(place, "staged")]
+
+        site.want(lease_site.desired("r-two", run=False, **two))
+        await site.broker.until(lambda r: lease_site.state(r, "r-two") == "stopped")
+        tuned = lease_site.desired("r-tuned", **one)
+        guess = {"method": "ngram", "tokens": 3, "most_batch": 2}
+        tuned.spec.tuning_json = json.dumps({"chunk_tokens": 512, "speculative": guess})
+        site.want(tuned)
+        assert _ids(await site.ask(await site.serving("r-tuned"), "q3", temperature=0)) == alone
 
 
 def _ids(found: list[frames.Frame]) -> list[int]:
