@@ -94,7 +94,8 @@ def _kept(place: Path, root: Path) -> float:
 
 def _noted(path: Path) -> int:
     try:
-        return sum(json.loads(line)[3] for line in path.read_bytes().splitlines(keepends=True)[:-1])
+        lines = path.read_bytes().splitlines(keepends=True)
+        return sum(json.loads(line)[3] for line in lines if line.endswith(b"\n"))
     except OSError:
         return 0
 
