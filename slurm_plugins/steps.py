@@ -101,6 +101,22 @@ class SrunStep:
             raise slurm.SlurmUnavailable(f"scancel {option} {self.step_id}: {done.output}")
 
 
+def exporting(options: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """Return srun's options so that its task gets ``env``, and srun itself does not.
+
+    What a step leaves behind is found by such marks and killed. An srun that bears them dies with it, and
+    slurmstepd then tries for 2 s to tell it of the step's end before Slurm has the GPUs back.
+
+    Raises:
+        slurm.SlurmRefused: a value can't be told in an option: it holds a comma.
+    """
+    bad = [name for name, value in env.items() if "," in value]
+    if bad:
+        raise slurm.SlurmRefused(f"srun --export can't tell {bad[0]}: its value holds a comma")
+    told = ",".join(["ALL", *(f"{name}={value}" for name, value in env.items())])
+    return [f"--export={told}" if option == "--export=ALL" else option for option in options]
+
+
 class SrunLauncher:
     """Starts each slot as one step of the lease, so that binding and accounting are Slurm's.
 
@@ -143,8 +159,8 @@ class SrunLauncher:
         inherited = {name: value for name, value in os.environ.items() if name not in _DROPPED}
         try:
             process = children.spawn(
-                ["srun", *options, "/bin/sh", "-c", _ANNOUNCE, str(mark), *argv],
-                env={**inherited, **env},
+                ["srun", *exporting(options, env), "/bin/sh", "-c", _ANNOUNCE, str(mark), *argv],
+                env=inherited,
                 log=log,
             )
         except OSError as error:
