@@ -70,10 +70,7 @@ def fctl() -> int:
         api=_Late(),
         out=sys.stdout,
         err=sys.stderr,
-        doctor=examine,
-        rebuild=rebuild,
-        render=render,
-        looker=look,
+        here=admin_commands.Here(examine, rebuild, render, look),
     )
 
 

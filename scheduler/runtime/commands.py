@@ -1,6 +1,7 @@
 """fctl: what scontrol and sacctmgr are to Slurm. It speaks HTTP to a gateway and decides nothing."""
 
 import argparse
+import dataclasses
 import datetime
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
@@ -22,7 +23,7 @@ from scheduler.runtime import (
     weights_commands,
 )
 
-Doctor = Callable[[TextIO], int]  # what is done on this host, without a gateway
+Doctor = Callable[[TextIO], int]
 _EXAMPLES = """examples:
   fctl show leases              what Forebay holds in Slurm
   fctl explain chat             why the model's replicas are as they are
@@ -44,34 +45,49 @@ _EXAMPLES = """examples:
 """
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Here:
+    """What is done on this host, without a gateway; None: not on this one.
+
+    Attributes:
+        doctor: looks at the site's Slurm.
+        rebuild: makes the rollups again.
+        render: makes a lease's job text.
+        looker: looks at weights where they lie.
+    """
+
+    doctor: Doctor | None = None
+    rebuild: Doctor | None = None
+    render: lease_commands.Render | None = None
+    looker: weights_commands.Looker | None = None
+
+
 def fctl(
     argv: Sequence[str],
     *,
     api: ports.Api,
     out: TextIO,
     err: TextIO,
-    doctor: Doctor | None = None,
-    rebuild: Doctor | None = None,
-    render: lease_commands.Render | None = None,
-    looker: weights_commands.Looker | None = None,
+    here: Here | None = None,
     stdin: TextIO | None = None,
 ) -> int:
     """Show and change what the broker does; return the exit code."""
+    here = here or Here()
 
     def body() -> int:
         args = parser().parse_args(list(argv))
         if args.command == "doctor":
-            if doctor is None:
+            if here.doctor is None:
                 raise command_line.CommandError("doctor: run it on a host that reaches Slurm")
-            return doctor(out)
+            return here.doctor(out)
         if args.command == "rebuild":
-            if rebuild is None:
+            if here.rebuild is None:
                 raise command_line.CommandError("rebuild: run it on the accounting host")
-            return rebuild(out)
+            return here.rebuild(out)
         if args.command == "weights" and args.verb in weights_commands.LOCAL:
-            return weights_commands.look(args, out, looker)
+            return weights_commands.look(args, out, here.looker)
         if args.command == "lease":
-            return lease_commands.run(args, out, render)
+            return lease_commands.run(args, out, here.render)
         return int(args.act(args, api, out, stdin) or 0)
 
     return command_line.run("fctl", body, err=err)

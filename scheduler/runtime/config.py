@@ -59,7 +59,8 @@ class ModelSettings:
         "hf://owner/name@revision (vllm); base URL (http).",
     )
     weights_digest: str = settings.setting(
-        "", "Digest of the weights' manifest, which nodes then insist on; empty: what the place has."
+        "",
+        "Digest of the weights' manifest, which nodes then insist on; empty: what the place has.",
     )
     tuning: Mapping[str, Any] = settings.setting(
         {},

@@ -83,7 +83,9 @@ def test_the_command_looks_from_here(spec: fleet.ReplicaSpec) -> None:
 
     def fctl(*words: str) -> tuple[int, str]:
         out, err = io.StringIO(), io.StringIO()
-        code = commands.fctl(["weights", *words], api=NoApi(), out=out, err=err, looker=looker)
+        code = commands.fctl(
+            ["weights", *words], api=NoApi(), out=out, err=err, here=commands.Here(looker=looker)
+        )
         return code, out.getvalue() + err.getvalue()
 
     assert fctl("check", spec.weights)[0] == 0

@@ -346,7 +346,9 @@ def test_fctl_doctor_is_the_one_that_was_given(site: Site) -> None:
         print("KillWait=30: fine", file=stream)
         return 3
 
-    code = commands.fctl(["doctor"], api=SiteApi(site), out=out, err=err, doctor=doctor)
+    code = commands.fctl(
+        ["doctor"], api=SiteApi(site), out=out, err=err, here=commands.Here(doctor=doctor)
+    )
     assert (code, out.getvalue()) == (3, "KillWait=30: fine\n")
 
 
