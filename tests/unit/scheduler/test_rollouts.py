@@ -45,9 +45,7 @@ def test_it_warms_steps_keeps_and_ends() -> None:
         ({"quarantined": "no such folder"}, "v2 does not start: no such folder"),
     ],
 )
-def test_it_goes_back_by_itself_at_any_step(
-    step: int, change: dict[str, Any], said: str
-) -> None:
+def test_it_goes_back_by_itself_at_any_step(step: int, change: dict[str, Any], said: str) -> None:
     state = State.KEEPING if step == 2 else State.STEPPING
     at = dataclasses.replace(ROLLOUT, state=state, step=step)
     over = rollouts.after(at, seen(1, **change))
