@@ -110,22 +110,22 @@ def _further(
     terms: Terms,
     wish: service.Wish,
 ) -> rollouts.Rollout:
-    if steps[0] <= now.percent:
-        raise errors.BadRequest(
-            f"{now.model}: {now.version} has {now.percent} percent already; "
-            f"`fctl rollback {now.model}` takes it back",
-            param="steps",
+    def change(was: rollouts.Rollout, _: int) -> rollouts.Rollout:
+        if steps[0] <= was.percent:
+            raise errors.BadRequest(
+                f"{was.model}: {was.version} has {was.percent} percent already; "
+                f"`fctl rollback {was.model}` takes it back",
+                param="steps",
+            )
+        return dataclasses.replace(
+            was,
+            steps=(*was.steps[: was.step + 1], *steps),
+            hold_s=terms.hold_s,
+            least=terms.least,
+            keep_s=terms.keep_s,
         )
-    kept = now.steps[: now.step + 1]
-    return _moved(
-        site,
-        now.model,
-        wish,
-        lambda was, _: dataclasses.replace(
-            was, steps=(*kept, *steps), hold_s=terms.hold_s, least=terms.least, keep_s=terms.keep_s
-        ),
-        wish.reason,
-    )
+
+    return _moved(site, now.model, wish, change, wish.reason)
 
 
 def _moved(

@@ -84,7 +84,12 @@ def update(site: Site, key: document.Key, said: Mapping[str, Any], wish: Wish) -
             field, dot, item = name.partition(".")
             target, last = body, field
             if dot:
-                target = body[field] = dict(body.get(field) or {})
+                table = body.get(field) or {}
+                if not isinstance(table, Mapping):
+                    raise errors.BadRequest(
+                        f"{field}: is no table, so it has no {item}", param="set"
+                    )
+                target = body[field] = dict(table)
                 last = item
             if value is None:
                 target.pop(last, None)
@@ -195,11 +200,16 @@ def _check(site: Site, before: document.Entries, after: document.Entries) -> Non
     for fault in checks.faults(whole, site.inspector, frozenset(made), site.adapter_folders):
         raise errors.BadRequest(fault)
     for model in {key[1] for key in made if key[1]}:
-        version = site.registry.rollouts.under_way(model)
-        moved = {("route", model, ""), ("version", model, version)}
-        if version and (made & moved or ("model", model, "") not in after):
+        rollout = site.registry.rollouts.get(model)
+        if rollout is None or rollout.state is rollouts.State.OVER:
+            continue
+        moved = {("route", model, ""), ("version", model, rollout.version)}
+        # Those before are what going back needs.
+        needed = {("version", model, each) for each in rollout.before} | {("model", model, "")}
+        if made & moved or needed & made - after.keys():
             raise errors.BadRequest(
-                f"models.{model}: its rollout of {version} moves that now; `fctl rollback {model}` ends it"
+                f"models.{model}: its rollout of {rollout.version} moves that now; "
+                f"`fctl rollback {model}` ends it"
             )
 
 

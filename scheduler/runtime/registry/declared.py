@@ -5,18 +5,21 @@ the revision with author and reason, and the rows of models, versions, routes an
 """
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import orm
 
 from scheduler.contracts import errors
+from scheduler.core import rollouts
 from scheduler.runtime import config
 from scheduler.runtime.models import changes, compiled, document, imported
 from scheduler.runtime.registry import database, spec_json, tables
 
 CHANNEL = "forebay_catalog"  # PostgreSQL's NOTIFY
 STATE = "catalog"
+OVER = rollouts.State.OVER.value
 KEPT = 10_000  # revisions; a site that rolls out ten times a day has them for three years
 
 
@@ -126,11 +129,36 @@ class Catalogue:
         file = imported.of_file(models)
         with self._base.write() as session:
             state = _locked(session)
-            after, said = imported.merged(entries(session), state.imported, file)
-            if said != state.imported:
+            before = state.imported
+            after, said = imported.merged(entries(session), before, file)
+            anew = {
+                name for name in said.keys() | before.keys() if said.get(name) != before.get(name)
+            }
+            if anew:
                 state.imported = said
+            ended = _end_rollouts(session, anew, now_us)
             signed = Signed(imported.AUTHOR, "forebay.toml has changed", now_us)
-            change(session, after, signed)
+            made = change(session, after, signed)
+            if ended and not made.changes:
+                run(session, whole(session), now_us)
+                moved(session)
+
+
+def _end_rollouts(session: orm.Session, models: Collection[str], now_us: int) -> bool:
+    """End the rollouts of models that are declared anew, route and all; return whether there was one."""
+    query = sa.select(tables.Rollout).where(tables.Rollout.state != OVER)
+    rows = [row for row in session.scalars(query) if row.model in models]
+    for row in rows:
+        row.state = OVER
+        row.body = {
+            **row.body,
+            "state": OVER,
+            "outcome": "rolled back",
+            "since_us": now_us,
+            "reason": f"{imported.AUTHOR} declares {row.model} anew",
+        }
+    session.flush()
+    return bool(rows)
 
 
 def moved(session: orm.Session) -> None:
@@ -148,7 +176,7 @@ def whole(session: orm.Session) -> document.Document:
 
 def rolling(session: orm.Session) -> dict[str, frozenset[str]]:
     """Return the versions that rollouts keep warm, by model."""
-    rows = session.scalars(sa.select(tables.Rollout).where(tables.Rollout.state != "over"))
+    rows = session.scalars(sa.select(tables.Rollout).where(tables.Rollout.state != OVER))
     return {row.model: frozenset({row.body["version"], *row.body["before"]}) for row in rows}
 
 

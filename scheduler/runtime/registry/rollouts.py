@@ -1,6 +1,7 @@
 """Rollouts in the registry: the newest of each model. Their steps move the route by revisions."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -33,19 +34,21 @@ class Rollouts:
             row = session.get(tables.Rollout, model)
             return None if row is None else _read(row.body)
 
-    def under_way(self, model: str) -> str:
-        """Return the version that is being rolled out, "" without any."""
-        found = self.get(model)
-        return found.version if found and found.state is not rollouts.State.OVER else ""
-
     def begin(self, rollout: rollouts.Rollout, now_us: int) -> None:
         """Keep a new rollout: its version's replicas are wanted from now on.
 
         Raises:
             errors.BadRequest: one is under way.
+            errors.Busy: the model has changed since the rollout was made.
         """
         with self._base.write() as session:
             declared.moved(session)
+            model = declared.whole(session).models.get(rollout.model)
+            route = {} if model is None else _shares(model.route.versions)
+            if model is None or rollout.version not in model.versions or route != rollout.before:
+                raise errors.Busy(
+                    f"{rollout.model}: others change it too: try again", retry_after_s=1.0
+                )
             row = session.get(tables.Rollout, rollout.model)
             if row is not None and row.state != rollouts.State.OVER.value:
                 raise errors.BadRequest(
@@ -69,6 +72,8 @@ class Rollouts:
     ) -> bool:
         """Take a rollout from one state to the next, its route with it; False: it has moved meanwhile.
 
+        Where a version that it moves requests to is not declared any more, it fails and the route stays.
+
         Raises:
             database.Fenced: ``epoch`` is a leader's, and not the newest.
         """
@@ -77,16 +82,33 @@ class Rollouts:
             row = session.get(tables.Rollout, before.model)
             if row is None or _read(row.body) != before:
                 return False
+            entries = declared.entries(session)
+            moves = after.weights() != before.weights()
+            model = document.whole(entries).models.get(before.model)
+            known = frozenset() if model is None else model.versions.keys()
+            if moves and (gone := sorted(_shares(after.weights()).keys() - known)):
+                reason = f"{before.model} {gone[0]} is not declared any more: {after.reason}"
+                after, moves = rollouts.back(after, reason, signed.now_us, "failed"), False
             row.state, row.body = after.state.value, _write(after)
             session.flush()
-            entries = declared.entries(session)
-            key: document.Key = ("route", before.model, "")
-            shares = {name: share for name, share in after.weights().items() if share}
-            if after.weights() != before.weights():
-                entries[key] = {**entries.get(key, {}), "versions": shares}
+            if moves:
+                key: document.Key = ("route", before.model, "")
+                entries[key] = _routed(entries.get(key, {}), _shares(after.weights()))
                 declared.change(session, entries, signed)
             declared.run(session, document.whole(entries), signed.now_us)
             return True
+
+
+def _shares(weights: Mapping[str, int]) -> dict[str, int]:
+    return {name: share for name, share in weights.items() if share}
+
+
+def _routed(route: Mapping[str, Any], shares: dict[str, int]) -> dict[str, Any]:
+    """Return a route with other percents; a shadow that answers all requests itself is none any more."""
+    found = {**route, "versions": shares}
+    if shares.get((route.get("shadow") or {}).get("version", "")) == 100:
+        del found["shadow"]
+    return found
 
 
 def _write(rollout: rollouts.Rollout) -> dict[str, Any]:
