@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -86,10 +87,19 @@ class Renderer:
             exclude=lease.exclude if self._port.excludes else (),
             cpus_per_node=max(1, gpus * table.cpus_per_gpu),
             gpus_per_node=gpus,
+            memory_mb=self._memory_mb(gpus),
             gres_type=gres_type,
             constraint=table.constraint,
             environment=environment,
         )
+
+    def _memory_mb(self, gpus: int) -> int | None:
+        """Return a node's memory in Slurm's MB (2^20 bytes), parked models included; None: its default."""
+        table = self._here.config.table(scheduler_settings.Settings)
+        if not table.lease_gb_per_gpu:
+            return None
+        each_gb = table.lease_gb_per_gpu + table.park_gb_per_gpu
+        return math.ceil(max(1, gpus) * each_gb * 1e9 / (1 << 20))
 
     def _account(self, lease: fleet.Lease, table: slurm_settings.SlurmSettings) -> str:
         shared = self._here.config.table(scheduler_settings.Settings).lease_team

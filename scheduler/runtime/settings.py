@@ -169,6 +169,17 @@ class Settings:
     lease_gpus: int = settings.setting(
         0, "GPUs asked for in one lease; 0: as many as the replica that it is for.", least=0
     )
+    lease_gb_per_gpu: float = settings.setting(
+        0.0,
+        "Host memory asked for with each GPU of a lease (sbatch --mem), in 10^9 bytes; 0: Slurm's default.",
+        least=0,
+    )
+    park_gb_per_gpu: float = settings.setting(
+        0.0,
+        "Host memory asked for on top of it, for models that are parked in the lease (rung 2), in 10^9 "
+        "bytes; 0: nothing is parked.",
+        least=0,
+    )
     lease_team: str = settings.setting(
         "forebay", "Team (Slurm account) that warm leases are charged to."
     )
@@ -249,3 +260,9 @@ class Settings:
         {}, "Unix user to team, for a cluster without accounting; `*` stands for everybody else."
     )
     admins: tuple[str, ...] = settings.setting((), "Unix users that may see and change everything.")
+
+    def __post_init__(self) -> None:
+        if self.park_gb_per_gpu and not self.lease_gb_per_gpu:
+            raise ValueError(
+                "park_gb_per_gpu is asked for on top of lease_gb_per_gpu, which is 0: set that too"
+            )

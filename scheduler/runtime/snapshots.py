@@ -1,12 +1,13 @@
 """Takes the picture that a plan is made from, and polls Slurm for it."""
 
 import asyncio
+import collections
 import dataclasses
 import datetime
 import logging
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent import futures
 
 from scheduler.contracts import clock, fleet, ids, slurm
@@ -106,6 +107,7 @@ def collect(
     for entry in picture.leases.values():
         if entry.lease.lease_id in holding or entry.lease.state is not fleet.LeaseState.RUNNING:
             entry.idle_since = now
+    parked = _parked_gb(picture)
     return snapshot.Snapshot(
         now=now,
         now_us=time.wall_us(),
@@ -125,9 +127,10 @@ def collect(
                 leaving=entry.leaving,
                 fresh=picture.polled > entry.since and not entry.submitting,
                 left_s=_left_s(entry.lease, time.wall_us()),
+                park_gb=max(0.0, entry.lease.gpus * options.park_gb_per_gpu - parked[lease_id]),
                 drain_asked=_drained(picture, entry.lease),
             )
-            for entry in picture.leases.values()
+            for lease_id, entry in picture.leases.items()
         ),
         ended=frozenset(picture.ended),
         cancels={job_id: now - at for job_id, at in picture.cancels.items()},
@@ -186,6 +189,21 @@ def _bounded(picture: live.Live) -> tuple[snapshot.Deployment, ...]:
         held = deployment.hold_batch or picture.standing.batch is not None
         found.append(dataclasses.replace(deployment, scaling=bounds, hold_batch=held))
     return tuple(found)
+
+
+def _parked_gb(picture: live.Live) -> Mapping[str, float]:
+    """Return the host memory that models parked in each lease take, or will when they have been parked."""
+    sizes = {
+        deployment.key: deployment.scaling.park_gb
+        for deployment in picture.deployments
+        if deployment.scaling is not None
+    }
+    found: dict[str, float] = collections.defaultdict(float)
+    for known in picture.replicas.values():
+        if known.asleep:
+            replica = known.replica
+            found[replica.lease_id] += sizes.get((replica.spec.model, replica.spec.version), 0.0)
+    return found
 
 
 def _drained(picture: live.Live, lease: fleet.Lease) -> str:

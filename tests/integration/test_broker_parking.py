@@ -3,9 +3,11 @@
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 from scheduler.contracts import fleet, ids
 from scheduler.core import actions, plan
-from scheduler.runtime import broker, config
+from scheduler.runtime import broker, config, settings, snapshots
 from tests import brokersite
 
 PAIR = (
@@ -78,3 +80,45 @@ async def test_a_new_broker_knows_what_is_parked(tmp_path: Path) -> None:
         assert known.parked
         await site.heard(leader)
         assert site.running() == {name: "asleep"}
+
+
+async def test_a_model_that_nobody_asks_for_is_parked_where_the_lease_has_memory_for_it(
+    tmp_path: Path,
+) -> None:
+    """Rung 2 from the planner on: host memory is counted per lease, and a spike only has to wake it."""
+    rare = dataclasses.replace(
+        brokersite.CHAT, scaling={"maximum": 1, "idle_to_zero_s": 60.0, "park_gb": 15.0}
+    )
+    options = settings.Settings(
+        rungs=(0, 1, 2),
+        scale_down_s=10.0,
+        idle_lease_s=3600.0,
+        lease_gb_per_gpu=8.0,
+        park_gb_per_gpu=5.0,
+    )
+    site = brokersite.Site(tmp_path, rare, options=options)
+
+    async def asked(leader: broker.Leader, requests_s: int, ticks: int) -> None:
+        for tick in range(ticks):
+            load = fleet.Demand("chat", {}, {"interactive": requests_s}, 0.0, (), requests_s * tick)
+            leader.live.absorb_demand("g1", {"chat": load}, site.clock.monotonic())
+            await site.step(leader, 1.0)
+
+    async with site.lead() as leader:
+        await asked(leader, 2, 10)
+        assert list(site.running().values()) == ["serving"]
+        (held,) = snapshots.collect(leader.live, site.clock, options).leases
+        assert held.park_gb == 20.0
+        await asked(leader, 0, 120)
+        assert list(site.running().values()) == ["asleep"]
+        (held,) = snapshots.collect(leader.live, site.clock, options).leases
+        assert held.park_gb == 5.0
+        await asked(leader, 2, 10)
+        assert list(site.running().values()) == ["serving"]
+        (agent,) = site.agents.values()
+        assert len(agent.started) == 1
+
+
+def test_what_is_parked_is_asked_for_on_top_of_what_runs() -> None:
+    with pytest.raises(ValueError, match="lease_gb_per_gpu, which is 0: set that too"):
+        settings.Settings(park_gb_per_gpu=5.0)

@@ -118,6 +118,24 @@ def test_a_teams_own_lease_is_charged_to_it_if_the_site_wants_so(
     assert job.account == account
 
 
+def test_host_memory_goes_by_gpu_and_holds_what_is_parked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(sinks.SPOOL, "")
+    env = {
+        "FOREBAY_FOREBAY_STATE_DIR": str(tmp_path / "state"),
+        "FOREBAY_SCHEDULER_LEASE_GB_PER_GPU": "40",
+        "FOREBAY_SCHEDULER_PARK_GB_PER_GPU": "24",
+    }
+    here = installation.Installation.open(config.load(None, configs.TABLES, env))
+    port = embedded.EmbeddedClient(tmp_path / "slurm", cluster="alpha")
+    try:
+        job = lease.Renderer(here, port)(_lease())
+    finally:
+        port.close()
+    assert job.memory_mb == 244_141  # 4 GPUs x 64e9 bytes, in 2^20 bytes, rounded up
+
+
 def _lease() -> fleet.Lease:
     return fleet.Lease(
         lease_id=ids.LeaseId("l-1"),
