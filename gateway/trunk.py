@@ -194,11 +194,12 @@ class Trunk(asyncio.Protocol):
 class Place:
     """One stream's place on a trunk."""
 
-    __slots__ = ("_number", "_trunk")
+    __slots__ = ("_number", "_stopped", "_trunk")
 
     def __init__(self, trunk: Trunk, number: int) -> None:
         self._trunk = trunk
         self._number = number
+        self._stopped = False
 
     @property
     def name(self) -> bytes:
@@ -207,15 +208,19 @@ class Place:
 
     def pause(self) -> None:
         """Let the replica wait: the client is behind."""
+        self._stopped = True
         self._trunk.say(trunks.PAUSE, self._number)
 
     def resume(self) -> None:
         """Let it go on."""
+        self._stopped = False
         self._trunk.say(trunks.RESUME, self._number)
 
     def leave(self) -> None:
-        """Hear no more of it."""
+        """Hear no more of it; a replica that waits with its last words would wait for ever."""
         self._trunk.leave(self._number)
+        if self._stopped:
+            self.resume()
 
 
 class Trunks:

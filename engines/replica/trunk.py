@@ -45,7 +45,8 @@ class Trunk:
     def leave(self, number: int) -> None:
         """Forget a stream that has said everything, or that nobody hears."""
         self._streams.discard(number)
-        self._paused.pop(number, None)
+        if (pause := self._paused.pop(number, None)) is not None:
+            pause.set()
         if self._ending:
             self._said.set()
 
@@ -53,7 +54,7 @@ class Trunk:
         """Send frames of a stream, once its reader wants more; returns when there is room for the next."""
         while not self.closed and (pause := self._paused.get(number)) is not None:
             await pause.wait()
-        if self.closed:
+        if self.closed or number not in self._streams:
             return
         self._parts.append(trunks.RECORD.pack(number, len(body)) + body)
         self._bytes += len(body)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette import types
 
-from engines.replica import engine
+from engines.replica import engine, response, trunk
 from scheduler.contracts import frames, trunks, usage
 from tests.unit.engines import asgi, scripted
 
@@ -183,6 +183,30 @@ async def test_a_client_that_leaves_while_its_stream_is_stopped_frees_the_seat(
     async with asyncio.timeout(10):
         await stream
     assert not inner.running
+    gateway.leave()
+    await gateway.task
+
+
+async def test_words_of_a_stopped_stream_that_has_left_wait_for_nobody() -> None:
+    """A sender beside the engine's app is not cancelled with it: left waiting, it would be there for ever."""
+    lines = trunk.Trunks()
+    gateway = await Gateway(lines).open()
+    stream = lines.of({"headers": [(trunks.HEADER.encode(), trunks.named("t1", 1).encode())]})
+    assert stream is not None
+    call = asgi.Call()
+    send = stream.through(call.send)
+    await send({"type": "http.response.start", "status": 200, "headers": response.FRAMES_HEADERS})
+    gateway.word(trunks.PAUSE, 1)
+    await settle()
+    word = frames.Frame.of(frames.Kind.DATA, b"x", (7,)).encode()
+    waits = asyncio.create_task(scripted.part(send, word))
+    await settle()
+    assert not waits.done()
+    stream.leave()
+    async with asyncio.timeout(10):
+        await waits
+    await settle()
+    assert not gateway.heard(1)
     gateway.leave()
     await gateway.task
 

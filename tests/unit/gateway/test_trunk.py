@@ -168,6 +168,24 @@ async def test_a_client_that_is_behind_stops_its_own_stream_alone() -> None:
     await asyncio.wait({reads, goes_on})
 
 
+@pytest.mark.parametrize("lost", [False, True])
+async def test_who_leaves_a_stopped_stream_lets_its_replica_end_it(lost: bool) -> None:
+    """Its last words may wait there, when nobody listens any more whether the own connection closes."""
+    site = Site()
+    number, _, connection = site.stream()
+    site.trunk.data_received(HEAD)
+    while not site.transport.words():
+        site.trunk.data_received(chunk(record(number, harness.data(b"x" * 5_000, 1))))
+    if lost:
+        connection.connection_lost(ConnectionResetError("reset"))
+    connection.leave()
+    assert site.transport.words() == [(trunks.PAUSE, number), (trunks.RESUME, number)]
+    said = site.transport.sent
+    site.trunk.data_received(chunk(record(number, harness.data(b"x", 1))))  # nobody's any more
+    assert not site.trunk.closed
+    assert site.transport.sent == said
+
+
 BAD = {
     "no trunk": b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n",
     "another kind": b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\n\r\n",
