@@ -30,6 +30,7 @@ def _printable(text: str) -> str:
 
 
 Name = Annotated[str, pydantic.Field(max_length=256), pydantic.AfterValidator(_printable)]
+Reason = Annotated[str, pydantic.Field(max_length=1024), pydantic.AfterValidator(_printable)]
 
 
 class NewKey(pydantic.BaseModel):
@@ -204,22 +205,22 @@ def _add_keys(routes: fastapi.APIRouter, registry: store.Registry, time: clock.C
 
 
 def _add_changes(routes: fastapi.APIRouter, registry: store.Registry) -> None:
-    @routes.post("/models/{model}/scale")
+    @routes.post("/models/{model:path}/scale")
     def scale(who: Admin, model: str, wish: Scale) -> dict[str, Any]:
         registry.catalog.scale(model, wish.replicas, wish.version)
         return {"model": model, "replicas": wish.replicas}
 
-    @routes.post("/models/{model}/hold")
+    @routes.post("/models/{model:path}/hold")
     def hold(who: Admin, model: str) -> dict[str, Any]:
         registry.catalog.hold_batch(model, True)
         return {"model": model, "hold_batch": True}
 
-    @routes.post("/models/{model}/release")
+    @routes.post("/models/{model:path}/release")
     def release(who: Admin, model: str) -> dict[str, Any]:
         registry.catalog.hold_batch(model, False)
         return {"model": model, "hold_batch": False}
 
-    @routes.post("/models/{model}/resume")
+    @routes.post("/models/{model:path}/resume")
     def resume(who: Admin, model: str) -> dict[str, Any]:
         registry.catalog.resume(model)
         return {"model": model, "quarantined": False}
@@ -251,6 +252,9 @@ def _add_nodes(routes: fastapi.APIRouter, registry: store.Registry, time: clock.
 
     @routes.post("/nodes/{node}/uncordon")
     def uncordon(who: Admin, node: str) -> dict[str, Any]:
+        if node in registry.wishes.read().drains:
+            # What leaves it would come back, and be drained again.
+            raise errors.BadRequest(f"{node}: drains; `fctl resume {node}` ends both")
         registry.cordons.end(node, who.user, time.wall_us())
         return {"node": node, "cordoned": False}
 

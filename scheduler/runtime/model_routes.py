@@ -15,14 +15,13 @@ from scheduler.runtime.models import document, service
 from scheduler.runtime.registry import declared
 
 Kind = Literal["profile", "model", "version", "route", "adapter"]
-Reason = Annotated[str, pydantic.Field(max_length=1024)]
 _BODIES: Mapping[str, type[document.Frozen]] = document.KINDS
 
 
 class _Signed(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
 
-    reason: Reason = ""
+    reason: admin.Reason = ""
     dry_run: bool = False
 
 
@@ -107,9 +106,9 @@ def _add_changes(routes: fastapi.APIRouter, site: service.Site) -> None:
     def remove(
         who: admin.Admin,
         kind: Kind,
-        model: str = "",
-        name: str = "",
-        reason: str = "",
+        model: admin.Name = "",
+        name: admin.Name = "",
+        reason: admin.Reason = "",
         dry_run: bool = False,
     ) -> dict[str, Any]:
         wish = Named(model=model, name=name, reason=reason, dry_run=dry_run)

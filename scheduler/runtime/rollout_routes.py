@@ -11,7 +11,6 @@ from scheduler.runtime import admin
 from scheduler.runtime.models import rolls, service
 
 Seconds = Annotated[float, pydantic.Field(ge=0, le=30 * 86_400)]
-Reason = Annotated[str, pydantic.Field(max_length=1024)]
 
 
 class NewRollout(pydantic.BaseModel):
@@ -27,7 +26,7 @@ class NewRollout(pydantic.BaseModel):
     keep_s: Seconds = 600.0
     warm_s: Seconds = 1800.0
     gate: bool = False
-    reason: Reason = ""
+    reason: admin.Reason = ""
 
 
 class Back(pydantic.BaseModel):
@@ -35,7 +34,7 @@ class Back(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
-    reason: Reason = ""
+    reason: admin.Reason = ""
 
 
 class Verdict(Back):

@@ -39,10 +39,15 @@ class Cordons:
             return _read(session.get(tables.Fact, NAME))
 
     def add(self, cordon: Cordon, *, epoch: int | None = None) -> None:
-        """Cordon a node, or say so anew; ``epoch``: the leader's, raises `database.Fenced`."""
+        """Cordon a node, or say so anew; ``epoch``: the leader's, raises `database.Fenced`.
+
+        An admin's cordon stays until an admin ends it, whatever the leader finds.
+        """
 
         def change(known: dict[str, Cordon]) -> str:
-            known[cordon.node] = cordon
+            before = known.get(cordon.node)
+            if epoch is None or before is None or before.until_us:
+                known[cordon.node] = cordon
             return f"cordoned by {cordon.by}: {cordon.reason}"
 
         self._change(cordon.node, cordon.since_us, change, epoch)

@@ -8,6 +8,7 @@ import pytest
 
 from scheduler.contracts import fleet, ids
 from scheduler.core import startup
+from scheduler.runtime.registry import cordons
 from tests.unit.runtime import test_admin
 from tests.unit.runtime.test_admin import Site, fctl
 
@@ -171,3 +172,18 @@ async def test_changes_need_an_admin(led: Site) -> None:
     paths = ("batch/hold", "leases/l-1/drain", "nodes/n1/drain", "replicas/r-1/preempt")
     for path in paths:
         assert (await led.call("POST", f"/admin/{path}")).status_code == 403
+
+
+def test_a_drained_node_stays_cordoned_until_it_is_resumed(led: Site) -> None:
+    """Without its cordon leases would be asked for there, drained, given back and asked for again."""
+    assert fctl(led, "drain", "n1", "fan")[0] == 0
+    code, _, err = fctl(led, "uncordon", "n1")
+    assert (code, "fctl resume n1" in err) == (1, True)
+    # The leader has seen its agent go silent before it heard of the drain.
+    lost = cordons.Cordon("n1", "agent silent", "forebay", 5, 10_000_000)
+    led.registry.cordons.add(lost, epoch=led.registry.lead.epoch())
+    assert led.registry.cordons.all()["n1"].until_us == 0
+    assert fctl(led, "resume", "n1")[0] == 0
+    assert led.registry.cordons.all() == {}
+    led.registry.cordons.add(lost, epoch=led.registry.lead.epoch())
+    assert led.registry.cordons.all()["n1"] == lost

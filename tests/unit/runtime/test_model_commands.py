@@ -223,3 +223,24 @@ def test_rollouts_are_begun_shown_and_taken_back(site: test_admin.Site) -> None:
     ):
         code, told = fctl(site, line)
         assert (code, said in told, told.count("\n")) == (1, True, 1)
+
+
+def test_a_models_name_may_hold_slashes_everywhere(site: test_admin.Site) -> None:
+    done(site, "model add meta/talk")
+    done(site, "version add meta/talk v1 engine=simulated")
+    for line in ("scale meta/talk 2", "hold meta/talk", "release meta/talk", "resume meta/talk"):
+        done(site, line)
+    wanted = {one.key: one.replicas for one in site.registry.catalog.deployments()}
+    assert wanted["meta/talk", "v1"] == 2
+
+
+@pytest.mark.parametrize("reason", ["two\nlines", "\x1b[2J", "\x00"])
+async def test_a_reason_is_one_line_of_a_terminal(site: test_admin.Site, reason: str) -> None:
+    body = {"model": "talk", "reason": reason}
+    told = json.dumps(body)
+    head = {"content-type": "application/json"}
+    for path in ("/admin/catalog/model", "/admin/models/chat/rollback"):
+        answer = await site.call("POST", path, content=told, headers=head)
+        assert answer.status_code == 422, (path, answer.text)
+    answer = await site.call("DELETE", "/admin/catalog/model?model=chat", params={"reason": reason})
+    assert answer.status_code == 422, answer.text
