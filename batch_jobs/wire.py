@@ -101,6 +101,11 @@ class Connection(asyncio.Protocol):
 
     # httptools' callbacks
 
+    def on_message_begin(self) -> None:
+        """Refuse what nobody asked for: it would be taken for the next answer."""
+        if self._future is None:
+            raise _Said
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep those that say something to us."""
         name = name.lower()

@@ -162,6 +162,14 @@ async def test_an_answer_that_ends_its_connection_is_one_and_the_next_line_opens
         assert gateway.connections == 2
 
 
+@pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{", SHORT, b"HT"])
+async def test_what_nobody_asked_for_is_no_part_of_the_next_answer(more: bytes) -> None:
+    async with talking([SHORT + more, SHORT]) as (gateway, sender):
+        for _ in range(2):
+            assert await send(sender) == verdicts.Answer(200, b"{}", "r1")
+        assert gateway.connections == 2
+
+
 async def test_a_refusal_tells_when_to_come_again() -> None:
     refusal = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1.5\r\ncontent-length: 0\r\n\r\n"
     wrong = refusal.replace(b"1.5", b"soon")
