@@ -153,6 +153,8 @@ class World:
                 for item in snap.deployments
             )
             self.snap = dataclasses.replace(snap, deployments=kept_deployments)
+        elif isinstance(action, actions.CordonNode):
+            self.snap = dataclasses.replace(snap, cordoned=snap.cordoned | {action.node})
         else:
             assert isinstance(action, actions.AdoptReplica), action
 
