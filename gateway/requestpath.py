@@ -286,7 +286,8 @@ class RequestPath:
                 if losses.next is emitted.Next.FAIL:
                     raise losses.error() from lost
                 if losses.next is emitted.Next.RESUME:
-                    begun, resumed = sent.resume(begun=trip.outlet.begun), True
+                    begun = sent.resume(begun=trip.outlet.begun)
+                    resumed = resumed or lost.computed  # else all of it is the runner's beginning
                     renewed = grant.version if lost.computed else None
                     self._metrics.served(request.model, request.tier._value_).resumed.inc()
                 else:

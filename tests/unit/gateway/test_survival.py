@@ -240,6 +240,24 @@ class TestBatch:
             (row,) = served.closed()
             assert (row.uncached_prompt_tokens, row.output_tokens, row.waste_tokens) == (5, 3, 0)
 
+    async def test_a_replica_that_computed_nothing_takes_nothing_off_a_lines_bill(self) -> None:
+        """The journal's beginning is in no row that the team pays, whoever refuses it at first."""
+
+        async def fails(received: harness.Received, out: harness.Out) -> None:
+            await out.json(503, {"error": {"message": "not now"}})
+
+        begun = resume.Resume((1, 2, 3, 4, 5), (7, 8), cached_tokens=2)
+        async with two(fails, harness.hello) as (served, one, other):
+            async with self.service(served) as session:
+                body = harness.chat_body(**{resume.FIELD: begun.to_json()})
+                response = await session.post(CHAT, json=body)
+            assert response.status_code == 200, response.text
+            for fake in (one, other):
+                assert resume.Resume.from_json(fake.received[0].body[resume.FIELD]) == begun
+            lost, won = sorted(served.closed(), key=lambda row: row.identity.attempt)
+            assert (lost.outcome, lost.output_tokens) == (usage.Outcome.REPLICA_LOST, 0)
+            assert (won.uncached_prompt_tokens, won.output_tokens, won.waste_tokens) == (5, 3, 0)
+
     async def test_nobody_elses_word_on_a_beginning_is_heard(self) -> None:
         async with harness.one_replica(harness.hello) as (served, fake):
             async with http(served) as session:
