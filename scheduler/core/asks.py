@@ -16,6 +16,7 @@ from scheduler.core import actions, members, placement, rollover, snapshot, wind
 _KEPT = frozenset(
     {"reserved", "maintenance", "planned"}
 )  # flags of a node that will be usable again
+PATIENCE_S = 60.0  # Slurm gives what was freed to its next job within seconds, or at its next round
 MINUTE_S = 60  # Slurm counts walltime in whole minutes; one more, for the time until it starts
 
 
@@ -67,6 +68,9 @@ def ask(
     if snap.lease_pause.waits(snap.now):
         pause = snap.lease_pause.until - snap.now
         return None, f"{name}: next lease asked for in {pause:.1f} s: {snap.lease_pause.reason}"
+    names = {node.name for node in snap.nodes}
+    if names and names <= snap.cordoned:
+        return None, f"{name}: every node is cordoned; `fctl uncordon NODE` lets one back"
     if pending >= settings.pending_leases:
         return None, f"{name}: {pending} leases wait in Slurm's queue already (pending_leases)"
     gpus = max(settings.lease_gpus, deployment.spec.gpus)
@@ -86,15 +90,43 @@ def ask(
     cut = 0
     if left < whole:
         least = math.ceil(_worth_s(snap, settings))
-        cut = max(0, math.floor(left / MINUTE_S) - 1) * MINUTE_S
+        cut = _cut_s(left)
         if cut < least:
             when = f"begins in {left:.0f} s" if left > 0 else "keeps every node that would do"
             return None, f"{name}: {window} {when}, and a lease needs {least} s before it"
         reason += f"; it ends before {window}"
     dedicated = deployment.spec.dedicated
     time_min = min(least, cut or whole)
-    exclude = tuple(sorted(snap.cordoned | _spared(snap, kind, rolling)))
+    spared = snap.cordoned | _spared(snap, kind, rolling)
+    # One that may start nowhere would be refused.
+    exclude = tuple(sorted(snap.cordoned if names and names <= spared else spared))
     return actions.RequestLease(kind, gpus, reason, dedicated, nodes, cut, time_min, exclude), ""
+
+
+def passed_over(snap: snapshot.Snapshot, going: frozenset[str]) -> Iterator[actions.CloseLease]:
+    """Give back asks that keep away from leases which Slurm may preempt for them by now.
+
+    What was given back for such an ask has gone to somebody else: asked anew, it may take its place in
+    Slurm's way, and not wait for nodes that others hold.
+
+    Args:
+        snap: the picture.
+        going: leases that roll, or that this plan gives back.
+    """
+    spared = _spared(snap, fleet.LeaseKind.SERVE, going) | snap.cordoned
+    open_to = {
+        node
+        for held in snap.leases
+        if held.lease.kind is fleet.LeaseKind.BACKFILL
+        and held.lease.state is fleet.LeaseState.RUNNING
+        for node in held.lease.nodes
+    } - spared
+    for held in snap.leases:
+        lease = held.lease
+        waits = lease.state is fleet.LeaseState.PENDING and held.held_s > PATIENCE_S
+        if waits and lease.kind is fleet.LeaseKind.SERVE and open_to & set(lease.exclude):
+            reason = f"not started within {held.held_s:.0f} s: asked anew, Slurm may preempt for it"
+            yield actions.CloseLease(lease.lease_id, reason)
 
 
 def _spared(
@@ -140,7 +172,11 @@ def fitting_s(
     when they become free. Without a word on nodes every window is taken to close them all.
     """
     each, count = gpus // max(1, nodes), max(1, nodes)
-    able = [node for node in snap.nodes if (node.gpus or 0) >= each and _comes_back(node)]
+    able = [
+        node
+        for node in snap.nodes
+        if (node.gpus or 0) >= each and node.name not in snap.cordoned and _comes_back(node)
+    ]
     if not snap.closures or len(able) < count:
         return windows.until(snap.closures)
     free = [node for node in able if (node.gpus_free or 0) >= each]
@@ -158,11 +194,16 @@ def crossing(snap: snapshot.Snapshot, settings: Settings) -> Iterator[actions.Cl
         if lease.state is not fleet.LeaseState.PENDING or not snap.closures:
             continue
         left, window = fitting_s(snap, settings, lease.gpus, lease.whole_nodes)
-        most = max(lease.time_min_s, _worth_s(snap, settings))
-        if most <= left < (lease.time_min_s or lease.walltime_s):
+        least = max(lease.time_min_s, math.ceil(_worth_s(snap, settings)))
+        if least <= _cut_s(left) and left < (lease.time_min_s or lease.walltime_s):
             yield actions.CloseLease(
                 lease.lease_id, f"it would run into {window}: a shorter one fits"
             )
+
+
+def _cut_s(left: float) -> int:
+    """Return the walltime of a lease that shall end before a window."""
+    return 0 if math.isinf(left) else max(0, math.floor(left / MINUTE_S) - 1) * MINUTE_S
 
 
 def _worth_s(snap: snapshot.Snapshot, settings: Settings) -> float:

@@ -96,11 +96,16 @@ def fill(
         stopping.add(stop.replica_id)
         yield stop
     taken = _taken_back(snap, settings, gaps, stopping)
+    gone = rolling | {
+        held.lease.lease_id for held in snap.leases if snap.cordoned & set(held.lease.nodes)
+    }
     if snap.jobs is not None:
         taken += asks.crossing(snap, settings)
+        known = {action.lease_id for action in taken}
+        again = asks.passed_over(snap, gone | known)
+        taken += [action for action in again if action.lease_id not in known]
     yield from taken
-    gone = rolling | {action.lease_id for action in taken}
-    gone |= {held.lease.lease_id for held in snap.leases if snap.cordoned & set(held.lease.nodes)}
+    gone |= {action.lease_id for action in taken}
     available = placement.rooms(
         snap,
         silent_s=settings.agent_silent_s,

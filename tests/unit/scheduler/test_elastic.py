@@ -218,6 +218,41 @@ def test_where_every_node_is_worked_on_nothing_is_asked_for() -> None:
     assert "patch day keeps every node that would do" in notes[0]
 
 
+def test_a_cordoned_node_makes_no_lease_longer() -> None:
+    """n1 has no window and is kept off: a lease for n2 ends before n2's."""
+    rack = windows.Window("rack 2", 7300.0, 9000.0, frozenset({"n2"}))
+    picture = plans.picture(deployments=(plans.deployment(),), closures=(rack,))
+    kept_off = dataclasses.replace(
+        picture, nodes=(node("n1"), node("n2")), cordoned=frozenset({"n1"})
+    )
+    (ask,) = plan.plan(kept_off, OPTIONS).actions
+    assert isinstance(ask, actions.RequestLease)
+    assert (ask.walltime_s, ask.exclude) == (7200, ("n1",))
+
+
+def test_where_every_node_is_cordoned_nothing_is_asked_for() -> None:
+    """Slurm would refuse each ask: it could start nowhere."""
+    picture = plans.picture(deployments=(plans.deployment(),), nodes=(node("n1"), node("n2")))
+    made = plan.plan(dataclasses.replace(picture, cordoned=frozenset({"n1", "n2"})), OPTIONS)
+    assert not made.actions
+    assert "every node is cordoned" in made.notes[0]
+
+
+@pytest.mark.parametrize("starts_s", [650.0, 690.0, 700.0, 760.0])
+def test_an_ask_that_waits_is_given_back_only_where_a_shorter_one_is_made(starts_s: float) -> None:
+    rack = windows.Window("patch day", starts_s, 9000.0)
+    waiting = plans.held(1, fleet.LeaseState.PENDING)
+    lease = dataclasses.replace(waiting.lease, walltime_s=86_400)
+    picture = plans.picture(
+        deployments=(plans.deployment(),),
+        leases=(dataclasses.replace(waiting, lease=lease),),
+        closures=(rack,),
+        jobs=(plans.job(1),),
+    )
+    kinds = [type(each).__name__ for each in plan.plan(picture, OPTIONS).actions]
+    assert kinds.count("CloseLease") == kinds.count("RequestLease")
+
+
 def test_an_ask_that_would_wait_for_a_windows_end_is_made_shorter_once() -> None:
     rack = windows.Window("patch day", 7300.0, 9000.0)
     waiting = plans.held(1, fleet.LeaseState.PENDING)

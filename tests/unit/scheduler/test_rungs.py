@@ -7,8 +7,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from scheduler.contracts import fleet
-from scheduler.core import actions, autoscale, lending, plan, snapshot
+from scheduler.contracts import fleet, slurm
+from scheduler.core import actions, asks, autoscale, lending, plan, snapshot
 from scheduler.runtime import settings
 from tests.unit.scheduler import plans
 
@@ -114,6 +114,41 @@ def test_a_need_beyond_the_own_batch_replica_takes_the_lease_of_another_models_b
     # One replica more is rung 1's alone, though both have batch work: judge keeps its lease.
     made = plan.plan(picture(houses, 9, deployments=three, backlogs=TWO_JOBS), OPTIONS)
     assert names(made) == ["SetRole shared"]
+
+
+def test_an_ask_that_has_not_got_what_was_freed_for_it_may_have_another_by_preemption() -> None:
+    """Somebody else was faster on the freed node: it kept away from all others and waited for ever."""
+    waiting = plans.held(3, fleet.LeaseState.PENDING)
+    houses = [house(1, SERVE), house(2, BACKFILL)]
+    three = (scaled(floor=2, maximum=2),)
+
+    def asked(held_s: float, exclude: tuple[str, ...]) -> list[actions.Action]:
+        lease = dataclasses.replace(waiting.lease, exclude=exclude, nodes=())
+        coming = dataclasses.replace(waiting, lease=lease, held_s=held_s)
+        snap = picture(houses, 1, deployments=three)
+        snap = dataclasses.replace(
+            snap,
+            leases=(*snap.leases, coming),
+            jobs=(*(snap.jobs or ()), plans.job(3, slurm.JobState.PENDING)),
+            gpus=12,
+        )
+        made = plan.plan(snap, OPTIONS).actions
+        mine = waiting.lease.lease_id
+        return [
+            each
+            for each in made
+            if isinstance(each, actions.RequestLease)
+            or (isinstance(each, actions.CloseLease) and each.lease_id == mine)
+        ]
+
+    kept = houses[1][0].lease.nodes
+    close, ask = asked(asks.PATIENCE_S + 1, kept)
+    assert isinstance(close, actions.CloseLease)
+    assert isinstance(ask, actions.RequestLease)
+    assert ask.exclude == ()
+    assert not asked(asks.PATIENCE_S - 1, kept)  # Slurm takes a while to give freed GPUs
+    assert not asked(asks.PATIENCE_S + 1, ())
+    assert not asked(asks.PATIENCE_S + 1, ("n9",))  # cordoned then: nothing of ours is there
 
 
 def test_a_floor_stands_in_leases_that_slurm_protects() -> None:
