@@ -113,14 +113,16 @@ class Shelf:
 
     async def _outcome(self, kind: str, item: pb.Weights, *, ahead: bool) -> str:
         if kind == "stage":
-            done = await self._stager.fetch(
-                item.uri,
-                item.digest,
-                lambda line: self._tell(item.uri, line),
-                ahead=ahead,
-                patient=False,
-            )
-            self._waiting.pop(item.uri, None)
+            try:
+                done = await self._stager.fetch(
+                    item.uri,
+                    item.digest,
+                    lambda line: self._tell(item.uri, line),
+                    ahead=ahead,
+                    patient=False,
+                )
+            finally:
+                self._waiting.pop(item.uri, None)
             return f"staged, {done['fetched'] / stager.GB:.2f} GB in {done['seconds']:.1f} s"
         if kind == "rm":
             return await asyncio.to_thread(self._stager.remove, item.uri, item.digest)

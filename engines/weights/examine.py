@@ -100,11 +100,19 @@ def chosen(sizes: Mapping[str, int], where: str, *, unsafe: bool) -> tuple[str, 
         )
     out = _LEFT_OUT if unsafe and not safe else (*_LEFT_OUT, *_UNSAFE)
     taken = tuple(
-        sorted(name for name in sizes if not name.endswith(out) and name != weights.MANIFEST)
+        sorted(
+            name
+            for name in sizes
+            if not name.endswith(out) and name != weights.MANIFEST and not _hidden(name)
+        )
     )
     for name in taken:
         weights.check_name(name, where)
     return taken
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith(".") and part not in {".", ".."} for part in name.split("/"))
 
 
 def examine(sizes: Mapping[str, int], read: Read, where: str, *, unsafe: bool = False) -> Summary:

@@ -54,8 +54,13 @@ class NodeWeights:
         self._leases: dict[ids.LeaseId, _Lease] = {}
 
     def absorb(self, report: pb.LeaseReport) -> None:
-        """Take an agent's report."""
-        self._leases[ids.LeaseId(report.lease_id)] = _Lease(
+        """Take an agent's report; an agent tells what came of its newest acts alone."""
+        lease_id = ids.LeaseId(report.lease_id)
+        asked = {act.act_id for act in self.acts}
+        before = self._leases.get(lease_id)
+        told = before.done if before is not None else {}
+        done = {act_id: outcome for act_id, outcome in told.items() if act_id in asked}
+        self._leases[lease_id] = _Lease(
             node=report.node,
             held=tuple(
                 {
@@ -69,7 +74,7 @@ class NodeWeights:
                 }
                 for item in report.weights
             ),
-            done=dict(report.weights_done),
+            done={**done, **report.weights_done},
         )
 
     def keep(self, leases: Sequence[ids.LeaseId]) -> None:

@@ -19,6 +19,7 @@ if typing.TYPE_CHECKING:
 
 AHEAD = datetime.timedelta(hours=26)  # further ahead than any replica's start takes
 _DAY = datetime.timedelta(days=1)
+_ANY_DAY = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
 _NAMES = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CLOCK = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
 
@@ -49,8 +50,10 @@ class Schedule:
         """Raise `ValueError`, one line, if it can't be used."""
         if self.floor < 1:
             raise ValueError(f"schedule {self.name}: floor {self.floor}: must be 1 or more")
-        _trigger(self)
         _until(self)
+        # 30 February: looked for over thousands of years, at each look at the schedules.
+        if _trigger(self).get_next_fire_time(None, _ANY_DAY) is None:
+            raise ValueError(f"schedule {self.name}: cron {self.cron!r}: never comes")
 
     def spans(
         self, now: datetime.datetime, ahead: datetime.timedelta = AHEAD

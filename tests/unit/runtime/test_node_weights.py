@@ -7,6 +7,7 @@ import pytest
 
 from engines import settings
 from engines.agent import shelf
+from engines.weights import stager
 from scheduler.contracts import fleet, ids, requests, weights
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.core import autoscale, prestage, snapshot
@@ -157,6 +158,39 @@ async def test_the_agent_stages_in_the_brokers_order_and_acts_first() -> None:
         ("staged", ""),
         ("staged", ""),
     ]
+
+
+async def test_a_staging_that_failed_says_why_and_no_longer_how_far_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = shelf.Shelf(settings.EnginesSettings(), lambda: None)
+    item = pb.Weights(uri="s3://m/a")
+
+    async def fetch(uri: str, digest: str, told: stager.Told, **more: bool) -> dict[str, float]:
+        told("staging s3://m/a: 1.00 of 2.00 GB")
+        raise stager.Refused("access denied")
+
+    async def look() -> None:
+        return None
+
+    monkeypatch.setattr(kept._stager, "fetch", fetch)
+    monkeypatch.setattr(kept, "_look", look)
+    await kept._do(None, item)
+    assert [(one.state, one.reason) for one in kept.report()] == [("waiting", "access denied")]
+
+
+def test_an_act_is_not_done_again_because_its_agent_tells_newer_ones_only() -> None:
+    known = node_weights.NodeWeights()
+    known.acts = (node_weights.Act("w-1", "rm", "s3://models/chat/v1", "", "", 20),)
+    known.absorb(report("l-1", "n1", **{"w-1": "removed"}))
+    known.absorb(report("l-1", "n1", **{"w-2": "removed"}))
+    desired = pb.LeaseDesired()
+    known.fill(desired, lease("l-1"), [], {})
+    assert not desired.weights_acts
+    assert known.fact()["done"]["w-1"] == {"n1": "removed"}
+    known.acts = ()
+    known.absorb(report("l-1", "n1"))
+    assert known.fact()["done"] == {}  # over, so forgotten
 
 
 def test_a_lease_hears_what_to_stage_and_what_it_reports_is_known() -> None:

@@ -74,6 +74,7 @@ def test_days_of_the_week_count_as_in_cron(field: str, days: str) -> None:
         ({"zone": "Mars/Olympus"}, "time zone 'Mars/Olympus' is unknown"),
         ({"zone": "../etc/passwd"}, "time zone"),
         ({"floor": 0}, "must be 1 or more"),
+        ({"cron": "0 8 30 2 *"}, "never comes"),
     ],
 )
 def test_what_can_not_be_used_says_why(changes: dict[str, object], fault: str) -> None:

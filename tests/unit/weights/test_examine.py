@@ -70,6 +70,14 @@ def _config(place: Path, **changes: int) -> None:
     (place / "config.json").write_text(json.dumps({**places.CONFIG, **changes}))
 
 
+def test_what_is_hidden_at_its_place_is_never_taken() -> None:
+    """Objects of a bucket: names like ours would overwrite what a staging keeps of itself."""
+    sizes = dict.fromkeys(
+        ("m.safetensors", "config.json", ".forebay-ledger", ".cache/x.json", "a/.b/c.json"), 1
+    )
+    assert examine.chosen(sizes, "s3://b/m", unsafe=True) == ("config.json", "m.safetensors")
+
+
 def test_pickles_need_the_sites_word(tmp_path: Path) -> None:
     place = places.model(tmp_path / "m", shards=1)
     for path in place.glob("model*"):
