@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _OURS = frozenset({usage.Outcome.PREEMPTED, usage.Outcome.REPLICA_LOST, usage.Outcome.ERROR})
+# Of a batch line: its team gets a whole answer or nothing, and pays for the try that comes to one.
+_OURS_OF_LINES = _OURS | {
+    usage.Outcome.CLIENT_GONE, usage.Outcome.CANCELLED, usage.Outcome.EXPIRED,
+}  # fmt: skip
 
 
 def outcome_of(error: errors.ForebayError) -> usage.Outcome:
@@ -93,7 +97,8 @@ class Attempt:
         if self.closed:
             return
         self.closed = True
-        payer = payer or (usage.Payer.PLATFORM if outcome in _OURS else usage.Payer.TEAM)
+        ours = _OURS_OF_LINES if self.identity.batch_job_id else _OURS
+        payer = payer or (usage.Payer.PLATFORM if outcome in ours else usage.Payer.TEAM)
         prompt, cached, output, waste = self._counts(counted)
         if payer is usage.Payer.PLATFORM:
             output, waste = output + waste, 0  # it pays all of it anyway

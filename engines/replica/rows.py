@@ -8,6 +8,8 @@ from scheduler.contracts import clock, errors, ids, usage
 
 _log = logging.getLogger(__name__)
 _OURS = frozenset({usage.Outcome.PREEMPTED, usage.Outcome.REPLICA_LOST, usage.Outcome.ERROR})
+# Of a batch line: its team gets a whole answer or nothing, and pays for the try that comes to one.
+_OURS_OF_LINES = _OURS | {usage.Outcome.CLIENT_GONE, usage.Outcome.CANCELLED}
 
 
 def new_request_id() -> str:
@@ -33,6 +35,7 @@ class Ledger:
     ) -> None:
         """Append the row of a sequence that has left the engine, with what was computed."""
         prefilled = max(0, tap.prompt_tokens - tap.cached_tokens)
+        ours = _OURS_OF_LINES if identity.batch_job_id else _OURS
         again = tap.begun is not None  # an earlier attempt's row has the prompt
         row = usage.UsageRow(
             kind=usage.RowKind.REPLICA,
@@ -43,7 +46,7 @@ class Ledger:
             output_tokens=tap.output_tokens,
             first_token_us=tap.first_token_us,
             ended_us=self._clock.wall_us(),
-            payer=usage.Payer.PLATFORM if outcome in _OURS else usage.Payer.TEAM,
+            payer=usage.Payer.PLATFORM if outcome in ours else usage.Payer.TEAM,
             reason=reason,
             waste_tokens=prefilled if again else 0,
         )

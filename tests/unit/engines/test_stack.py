@@ -1,6 +1,7 @@
 """The stack before an engine's app: secret, frames, errors, departures, rows."""
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -170,19 +171,21 @@ async def test_a_whole_json_answer(sink: usage.MemorySink) -> None:
 
 @pytest.mark.parametrize("script", [scripted.endless, scripted.silent])
 @pytest.mark.parametrize("framed", [True, False])
+@pytest.mark.parametrize(("batch_job_id", "payer"), [(0, "team"), (7, "platform")])
 async def test_a_client_that_leaves_frees_the_seat_and_leaves_a_row(
-    sink: usage.MemorySink, script: scripted.Script, framed: bool
+    sink: usage.MemorySink, script: scripted.Script, framed: bool, batch_job_id: int, payer: str
 ) -> None:
     inner, app = scripted.build(script, sink)
     call = asgi.Call()
-    task = asyncio.create_task(asgi.post(app, asgi.identity(), framed=framed, call=call))
+    who = dataclasses.replace(asgi.identity(), batch_job_id=batch_job_id)
+    task = asyncio.create_task(asgi.post(app, who, framed=framed, call=call))
     await inner.started.wait()
     await asyncio.sleep(0)
     call.left.set()
     await task
     assert (inner.aborted, inner.running, len(inner.taps)) == (["r1"], set(), 0)
     (row,) = rows(sink)
-    assert (row.outcome, row.output_tokens, row.payer) == ("client_gone", 2, "team")
+    assert (row.outcome, row.output_tokens, row.payer) == ("client_gone", 2, payer)
     state = (await asgi.run(app, "GET", "/forebay/state", asgi.headers())).json
     assert state["stats"]["interactive"] == 0
 

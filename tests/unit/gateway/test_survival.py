@@ -258,6 +258,35 @@ class TestBatch:
             assert (lost.outcome, lost.output_tokens) == (usage.Outcome.REPLICA_LOST, 0)
             assert (won.uncached_prompt_tokens, won.output_tokens, won.waste_tokens) == (5, 3, 0)
 
+    async def test_a_line_whose_runner_dies_is_paid_once_when_the_next_one_has_it_whole(
+        self,
+    ) -> None:
+        async def hangs(received: harness.Received, out: harness.Out) -> None:
+            if resume.FIELD in received.body:
+                await harness.hello(received, out)
+                return
+            await out.send(BEGIN, token("", 7, 8))
+            sent.set()
+            await out.gone()
+
+        sent = asyncio.Event()
+        begun = resume.Resume((1, 2, 3, 4, 5), (7, 8), cached_tokens=2)
+        again = harness.chat_body(**{resume.FIELD: begun.to_json()})
+        async with harness.one_replica(hangs) as (served, _):
+            async with self.service(served) as session:
+                asked = asyncio.create_task(session.post(CHAT, json=harness.chat_body()))
+                await sent.wait()
+                await asyncio.sleep(0.05)  # the gateway has them as well
+                asked.cancel()
+                await asyncio.wait({asked})
+            await served.idle()
+            async with self.service(served) as session:
+                assert (await session.post(CHAT, json=again)).status_code == 200
+            left, whole = sorted(served.closed(), key=lambda row: row.identity.arrived_us)
+            assert (left.outcome, left.output_tokens) == (usage.Outcome.CLIENT_GONE, 2)
+            assert (left.payer, whole.payer) == (usage.Payer.PLATFORM, usage.Payer.TEAM)
+            assert (whole.uncached_prompt_tokens, whole.output_tokens) == (5, 3)
+
     async def test_nobody_elses_word_on_a_beginning_is_heard(self) -> None:
         async with harness.one_replica(harness.hello) as (served, fake):
             async with http(served) as session:
