@@ -6,6 +6,18 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 
+class Text(sa.TypeDecorator[str]):
+    """Text that every database takes: PostgreSQL has no NUL, and reasons hold the last lines of any log."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        """Write a NUL as people see it."""
+        del dialect
+        return None if value is None else value.replace("\0", "\\x00")
+
+
 class Base(orm.DeclarativeBase):
     """The registry's metadata; constraint names are fixed so that migrations can name them."""
 
@@ -19,7 +31,7 @@ class Base(orm.DeclarativeBase):
     )
     type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads it from the class
         int: sa.BigInteger(),
-        str: sa.Text(),
+        str: Text(),
         dict[str, Any]: sa.JSON(),
         list[str]: sa.JSON(),
         list[Any]: sa.JSON(),

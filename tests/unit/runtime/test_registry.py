@@ -288,3 +288,18 @@ def test_a_given_token_can_be_kept(registry: store.Registry) -> None:
     assert registry.keys.find(token).user == "batchd"
     assert registry.keys.find(token).caller().service
     assert [item.key_id for item in registry.keys.list()] == [key.key_id]
+
+
+def test_no_word_of_others_keeps_a_state_from_being_written(
+    registry: store.Registry, epoch: int
+) -> None:
+    """Last lines of a log after a power cut: PostgreSQL takes no NUL, and nothing was planned any more."""
+    said = "engine ended: \x00\x00 | CUDA error"
+    ended = dataclasses.replace(LEASE, state=fleet.LeaseState.ENDED, reason=said)
+    registry.holdings.save_lease(epoch, ended, 9)
+    (told,) = registry.holdings.leases()
+    assert told.reason == "engine ended: \\x00\\x00 | CUDA error"
+    assert "CUDA error" in registry.journal.events(1)[0].body["text"]
+    plan = {"actions": [{"what": said}]}
+    registry.journal.add_plan(epoch, 9, plan, keep=10)
+    assert registry.journal.plans(1)[0].body == plan
