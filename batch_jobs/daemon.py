@@ -288,7 +288,7 @@ class Daemon:
             await self._wake.wait()
 
     async def _refill(self, run: runner.JobRun) -> None:
-        await run.refill()
+        await run.refill(self._clock)
         run.touch()
         self._wake.set()
 

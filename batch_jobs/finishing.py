@@ -96,7 +96,9 @@ class Finisher:
         if job.format == parquet.FORMAT:
             await self._insist(lambda: asyncio.to_thread(parquet.build, run.source.folder), run)
         counts = dataclasses.replace(run.durable, ok=built.ok, failed=built.failed)
-        stored = await asyncio.to_thread(intake.stored_bytes, run.source.folder)
+        stored = await self._insist(
+            lambda: asyncio.to_thread(intake.stored_bytes, run.source.folder), run
+        )
         changes: dict[str, Any] = {
             "counts": counts,
             "used": run.used,

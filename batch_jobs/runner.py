@@ -32,7 +32,7 @@ _FIRST = ("", b"")
 _LOW = 256  # lines that are ready when more are read
 _MOST_LINES = 2 * grouping.LINES  # that are kept while their models' fleets are full
 _MOST_BYTES = 2 * grouping.BYTES
-_COMMIT_RETRY_S = 1.0
+_RETRY_S = 1.0
 
 
 class JobRun:
@@ -60,6 +60,7 @@ class JobRun:
         self._options = options
         self._writer = writer
         self._lines = writer.recovered
+        self._at = 0  # the line that was read last
         self._reader = self._open_lines()
         self._exhausted = False
         self._reading = False
@@ -117,11 +118,20 @@ class JobRun:
             self.ending = ending
             self.over.set()
 
-    async def refill(self) -> None:
-        """Read some lines from the file, if it has more."""
+    async def refill(self, clock: clocks.Clock) -> None:
+        """Read some lines from the file, if it has more; what can't be read now holds up its job alone.
+
+        Args:
+            clock: for the wait after a refusal.
+        """
         self._reading = True
+        told = False
         try:
-            found = await asyncio.to_thread(self._read)
+            while (found := await asyncio.to_thread(self._read)) is None:
+                if not told:
+                    _LOG.error("job %d waits: its file can't be read", self.job.job_id)
+                told = True
+                await clock.sleep(_RETRY_S)
         finally:
             self._reading = False
         for work in found:
@@ -133,22 +143,31 @@ class JobRun:
         self._exhausted = not found
         self.look()
 
-    def _read(self) -> list[client.Work | lines.BadLine]:
+    def _read(self) -> list[client.Work | lines.BadLine] | None:
+        """Return the next lines, none at the end of the file; None: it can't be read now."""
         found: list[client.Work | lines.BadLine] = []
         size = 0
-        for work in self._reader:
-            found.append(work)
-            size += len(work.payload) if isinstance(work, client.Work) else 0
-            if len(found) >= grouping.LINES or size >= grouping.BYTES:
-                break
+        try:
+            for work in self._reader:
+                found.append(work)
+                size += len(work.payload) if isinstance(work, client.Work) else 0
+                if len(found) >= grouping.LINES or size >= grouping.BYTES:
+                    break
+        except OSError:
+            self._reader = self._open_lines()  # from there: one that has failed gives nothing more
+            if not found:
+                return None
         found.sort(key=lambda work: work.prefix if isinstance(work, client.Work) else _FIRST)
         return found
 
     def _open_lines(self) -> Iterator[client.Work | lines.BadLine]:
         path = self.source.folder / results.INPUT
-        done = self._lines
-        first = max(1, done.states.find(0, 1))
+        done, read = self._lines, self._at
+        first = max(1, done.states.find(0, 1), read + 1)
         for raw in results.read_input(path, self.source.max_line_bytes, done.marks, first):
+            if raw.number <= read:
+                continue
+            self._at = raw.number
             if self._lines.states[raw.number]:
                 continue
             line = lines.parse(raw, self.source.rules)
@@ -287,7 +306,7 @@ class JobRun:
                     _LOG.error("job %d: its journal can't be written: %s", self.job.job_id, error)
                 self.stalled = f"journal: {error.strerror}"
                 self._dirty.set()
-                await clock.sleep(_COMMIT_RETRY_S)
+                await clock.sleep(_RETRY_S)
                 continue
             self._durable, self.used = counts, used
             if self.stalled:

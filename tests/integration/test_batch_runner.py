@@ -6,14 +6,14 @@ import errno
 import json
 import os
 import pwd
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy.exc
 
-from batch_jobs import finishing, intake, journal, model, results, runner
+from batch_jobs import finishing, intake, journal, lines, model, results, runner
 from tests.unit.batch_jobs import world
 
 
@@ -278,7 +278,7 @@ async def test_an_output_that_is_refused_fails_the_job_and_keeps_the_results(
 async def test_a_full_disk_stops_dispatch_and_loses_nothing(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "_COMMIT_RETRY_S", 0.01)
+    monkeypatch.setattr(runner, "_RETRY_S", 0.01)
     real, refusals = journal.Writer.commit, iter(range(20))
 
     def commit(writer: journal.Writer) -> None:
@@ -292,6 +292,28 @@ async def test_a_full_disk_stops_dispatch_and_loses_nothing(
     assert job.counts == model.Counts(total=50, ok=50)
     assert set(stage.gateway.calls.values()) == {1}
     assert len(stage.output(1)) == 50
+
+
+async def test_a_file_that_can_not_be_read_now_holds_up_its_own_job_alone(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_RETRY_S", 0.01)
+    real, refusals = results.read_input, iter(range(4))
+
+    def read(path: Path, *args: Any) -> Iterator[lines.RawLine]:
+        for raw in real(path, *args):
+            if path.parent.name == "1" and raw.number % 3 == 0 and next(refusals, None) is not None:
+                raise OSError(errno.EIO, "Input/output error")
+            yield raw
+
+    monkeypatch.setattr(results, "read_input", read)
+    first = await stage.submit(world.many(9))
+    other = await stage.submit(world.many(5))
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
+        counts = [(await stage.store.ended(job_id)).counts for job_id in (first, other)]
+    assert next(refusals, None) is None
+    assert counts == [model.Counts(total=9, ok=9), model.Counts(total=5, ok=5)]
+    assert sum(stage.gateway.calls.values()) == 14
 
 
 async def test_a_journal_that_can_not_be_opened_now_keeps_the_job_waiting(
