@@ -289,7 +289,7 @@ class Leader:
                     {**dataclasses.asdict(kept), "flags": sorted(kept.flags)}
                     for kept in self.live.reservations
                 ],
-                "error": self.poller.error,
+                "error": self.poller.error or self.poller.unread,
             },
             node_weights.FACT: self.live.weights.fact(),
             overlap.FACT: self._overlap.fact(),

@@ -29,6 +29,7 @@ class Poller:
 
     Attributes:
         error: why the last poll got no answer, "" if it did.
+        unread: why reservations are as they were last read, "" if they are new.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Poller:
         # Its own thread: a controller that hangs must not take those that write the registry.
         self._thread = futures.ThreadPoolExecutor(1, "slurm-poll")
         self.error = ""
+        self.unread = ""
 
     def kick(self) -> None:
         """Start a poll if one is due and none is under way."""
@@ -73,9 +75,10 @@ class Poller:
         if self.error:
             log.info("Slurm answers again")
         self.error = ""
+        if reserved:
+            self._reserved_due = began + RESERVED_S
         if kept is not None:
             self._live.reservations = kept
-            self._reserved_due = began + RESERVED_S
         self._live.absorb_poll(jobs, nodes, began)
 
     async def close(self) -> None:
@@ -87,8 +90,20 @@ class Poller:
 
     def _ask(self, reserved: bool) -> _Answer:
         """Ask for all in one go: reservations only if they are due."""
-        kept = self._port.reservations() if reserved else None
+        kept = self._reservations() if reserved else None
         return self._port.jobs(), self._port.nodes(), kept
+
+    def _reservations(self) -> tuple[slurm.Reservation, ...] | None:
+        """Ask for them; None if they can't be read: one odd reservation must hide no job."""
+        try:
+            kept = self._port.reservations()
+        except slurm.SlurmGarbled as error:
+            if not self.unread:
+                log.warning("reservations stay as they were last read: %s", error)
+            self.unread = str(error)
+            return None
+        self.unread = ""
+        return kept
 
     def _hurry(self) -> bool:
         moving = {fleet.LeaseState.REQUESTED, fleet.LeaseState.PENDING, fleet.LeaseState.CLOSING}

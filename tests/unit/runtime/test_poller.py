@@ -1,0 +1,35 @@
+"""The leader's look at Slurm: what one bad answer keeps it from, and what not."""
+
+import pytest
+
+from scheduler.contracts import clock, slurm
+from scheduler.runtime import entries, live, snapshots
+from tests import fakeslurm
+
+
+async def test_a_reservation_that_can_not_be_read_hides_no_job(
+    fake_clock: clock.FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = fakeslurm.FakeSlurm(fake_clock)
+    port.reserved = (slurm.Reservation("patch", 5, 9, ("n1",)),)
+    picture = live.Live(1, "alpha", entries.Pauses(1, 60), fake_clock.monotonic())
+    poller = snapshots.Poller(port, picture, fake_clock, 1.0)
+    await poller.poll()
+    assert (picture.reservations, poller.error, poller.unread) == (port.reserved, "", "")
+
+    def garbled() -> tuple[slurm.Reservation, ...]:
+        raise slurm.SlurmGarbled("reservation odd: Slurm tells no end that can be read")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(port, "reservations", garbled)
+        await fake_clock.advance(snapshots.RESERVED_S + 1)
+        await poller.poll()
+        # Leases are followed on; what was known of reservations counts until there is more.
+        assert picture.polls == 2
+        assert picture.jobs is not None
+        assert picture.reservations == port.reserved
+        assert (poller.error, "reservation odd" in poller.unread) == ("", True)
+    await fake_clock.advance(snapshots.RESERVED_S + 1)
+    await poller.poll()
+    assert poller.unread == ""
+    await poller.close()
