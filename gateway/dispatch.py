@@ -328,11 +328,13 @@ def _close(record: recording.Attempt, job: Job, error: BaseException) -> None:
     outcome, reason = usage.Outcome.ERROR, "the gateway failed"
     payer: usage.Payer | None = None
     counted: frames.Error | None = None
+    planned = False
     match error:
         case replica.Full():
             record.refused()
         case replica.Lost() as lost:
             outcome, reason, counted = usage.Outcome.REPLICA_LOST, lost.reason, lost.counted
+            planned = lost.kind is errors.Draining
             if job.losses.after(lost, job.sent, begun=job.outlet.begun) is emitted.Next.RESUME:
                 payer = usage.Payer.TEAM  # what was sent is part of the whole answer
         case asyncio.CancelledError():
@@ -347,6 +349,6 @@ def _close(record: recording.Attempt, job: Job, error: BaseException) -> None:
         case errors.ForebayError():
             outcome, reason = recording.outcome_of(error), error.message
     try:
-        record.close(outcome, reason, counted, payer=payer)
+        record.close(outcome, reason, counted, payer=payer, planned=planned)
     except errors.RecordingUnavailable as unavailable:
         _log.error("CLOSE of %s is not kept: %s", job.request.request_id, unavailable.message)

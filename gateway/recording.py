@@ -82,6 +82,7 @@ class Attempt:
         counted: frames.End | frames.Error | None = None,
         *,
         payer: usage.Payer | None = None,
+        planned: bool = False,
     ) -> None:
         """Append the CLOSE row; only the first call does.
 
@@ -90,6 +91,7 @@ class Attempt:
             reason: one line on why it did not end ok.
             counted: what the replica counted; without it, what came through here.
             payer: who pays, if not who usually does for this outcome.
+            planned: its replica left as it was told to, which says nothing of the version.
 
         Raises:
             errors.RecordingUnavailable: the row can't be kept.
@@ -123,7 +125,8 @@ class Attempt:
             if outcome is usage.Outcome.REPLICA_LOST:
                 self._sent.owed += (row,)
         self._recorder.count(self.identity, spent, waste)
-        self._recorder.comparing.note(row)
+        if not planned:
+            self._recorder.comparing.note(row)
         self._recorder.append(row)
 
     def refused(self) -> None:

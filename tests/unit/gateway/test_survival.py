@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 from typing import Any, ClassVar
 
@@ -103,6 +104,27 @@ async def test_a_replica_that_leaves_is_not_asked_again_at_once(
         first, second, third = asked
         assert min(second - first, third - second) > 0.19
         await served.idle()
+
+
+@pytest.mark.parametrize(("first", "failed"), [(dies, [True, False]), (leaves, [False])])
+async def test_a_replica_that_leaves_as_planned_says_nothing_against_its_version(
+    first: harness.Script, failed: list[bool]
+) -> None:
+    """Its streams would all fail at once, and a rollout would go back for the end of a lease."""
+
+    async def compared(received: harness.Received, out: harness.Out) -> None:
+        view = served.fleet.view()
+        assert view is not None
+        route = dataclasses.replace(view.routes["chat"], shadow="2")
+        served.fleet.set(dataclasses.replace(view, revision=3, routes={"chat": route}))
+        await asyncio.sleep(0.5)  # the gateway follows routes now and then
+        await first(received, out)
+
+    async with two(compared, goes_on) as (served, _, _), http(served) as session:
+        body = (await session.post(CHAT, json=harness.chat_body(stream=True))).text
+        assert text(body) == "Hello world"
+        await harness.until(lambda: bool(served.fleet.trials))
+        assert [trial.failed for trial in served.fleet.trials] == failed
 
 
 async def test_a_resumed_stream_is_counted_once_more() -> None:
