@@ -10,6 +10,15 @@ from gateway import resolve
 from scheduler.contracts import errors, requests, resume
 
 
+class _Named(msgspec.Struct):
+    """The one field of a body that is looked at again."""
+
+    model: str
+
+
+_named = msgspec.json.Decoder(_Named).decode
+
+
 def body(request: requests.InferenceRequest, begun: resume.Resume | None = None) -> bytes:
     """Return the body as the engine shall see it: its own name of the model, none of our fields.
 
@@ -44,7 +53,19 @@ def _renamed(raw: bytes, said: str, name: str) -> bytes | None:
     changed, times = re.subn(
         rb'("model"\s*:\s*)' + re.escape(quoted), lambda m: m[1] + msgspec.json.encode(name), raw
     )
-    return changed if times == 1 else None
+    if times != 1:
+        return None
+    # The one that was found may stand deeper, where the model's own is written with escapes.
+    plain = b"\\" not in raw and raw.count(b'"model"') == 1
+    return changed if plain or _says(changed, name) else None
+
+
+def _says(raw: bytes, name: str) -> bool:
+    """Return whether a body asks for the model ``name``."""
+    try:
+        return _named(raw).model == name
+    except msgspec.MsgspecError:  # named twice, and once by no text
+        return False
 
 
 def given(request: requests.InferenceRequest) -> resume.Resume | None:

@@ -76,6 +76,10 @@ def test_where_it_stands_in_doubt_the_body_is_written_anew() -> None:
         b'{"model": "chat\\u003apoet", "user": "chat:poet"}',
         b'{"model": "chat:poet", "user": "chat:poet"}',
         b'{"model": "chat:poet", "metadata": {"model": "chat:poet"}}',
+        b'{"model": 1, "model": "chat:poet"}',
+        b'{"metadata": {"model": "chat:poet"}, "model": "chat\\u003apoet"}',
+        b'{"model": "chat:poet", "model": "chat\\u003apoet"}',
+        b'{"metadata": {"model": "chat:poet"}, "mod\\u0065l": "chat\\u003apoet"}',
     ):
         sent = json.loads(upstream.body(asked(raw, adapter="poet")))
         assert sent == {**json.loads(raw), "model": "poet"}
