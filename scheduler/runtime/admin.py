@@ -6,7 +6,7 @@ answer holds a secret, except the token of a key that was just made.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import fastapi
@@ -124,11 +124,11 @@ def _add_reads(
 ) -> None:
     @routes.get("/models")
     def models(who: Reader) -> dict[str, Any]:
-        return {"models": model_list(registry, source)}
+        return {"models": model_list(registry, source, who)}
 
     @routes.get("/replicas")
     def replicas(who: Reader, all: bool = False) -> dict[str, Any]:
-        return {"replicas": replica_list(registry, source, ended=all)}
+        return {"replicas": replica_list(registry, source, who, ended=all)}
 
     @routes.get("/leases")
     def leases(who: Reader, all: bool = False) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _add_reads(
     def explain(who: Reader, model: str = "") -> dict[str, Any]:
         view = source.view()
         age = None if view is None else round(time.monotonic() - view.received, 3)
-        return {**explanation(registry, source, model), "view_age_s": age}
+        return {**explanation(registry, source, who, model), "view_age_s": age}
 
 
 def _add_keys(routes: fastapi.APIRouter, registry: store.Registry, time: clock.Clock) -> None:
@@ -259,8 +259,10 @@ def _add_nodes(routes: fastapi.APIRouter, registry: store.Registry, time: clock.
         return {"node": node, "cordoned": False}
 
 
-def model_list(registry: store.Registry, source: ports.FleetSource) -> list[dict[str, Any]]:
-    """Return each model with its versions: wanted, and how many are in which state."""
+def model_list(
+    registry: store.Registry, source: ports.FleetSource, who: requests.Caller
+) -> list[dict[str, Any]]:
+    """Return each model that a caller may know of: its versions, wanted, and how many in which state."""
     view = source.view()
     replicas = view.replicas if view is not None else ()
     routes = registry.catalog.routes()
@@ -271,13 +273,15 @@ def model_list(registry: store.Registry, source: ports.FleetSource) -> list[dict
     for deployment in registry.catalog.deployments():
         spec = deployment.spec
         route = routes.get(spec.model)
+        if not _open_to(who, spec.model, route):
+            continue
         entry = found.setdefault(
             spec.model,
             {
                 "model": spec.model,
                 "max_context": route.max_context if route else spec.max_context,
                 "tiers": list(tiers.get(spec.model, ())),
-                "adapters": list(route.adapters) if route else [],
+                "adapters": _own(route.adapters, route, who) if route else [],
                 "hold_batch": deployment.hold_batch,
                 "forecast": expected.get(spec.model),
                 "versions": [],
@@ -329,8 +333,23 @@ def _drained(lease: fleet.Lease, drains: Mapping[str, wishes.Mark]) -> str:
     return next((f"drained by {mark.told()}" for mark in marks if mark is not None), "")
 
 
+def _open_to(who: requests.Caller, model: str, route: fleet.Route | None) -> bool:
+    """Return whether a caller may know of a model: the key names it, and the model its team."""
+    if who.admin:
+        return True
+    if who.models and model not in who.models:
+        return False
+    return route is None or not route.callers or who.team in route.callers
+
+
+def _own(names: Iterable[str], route: fleet.Route | None, who: requests.Caller) -> list[str]:
+    """Return the adapters that a caller may know of: everybody's, and those of its own team."""
+    teams = {} if route is None or who.admin else route.adapter_teams
+    return [name for name in names if teams.get(name, who.team) == who.team]
+
+
 def replica_list(
-    registry: store.Registry, source: ports.FleetSource, *, ended: bool
+    registry: store.Registry, source: ports.FleetSource, who: requests.Caller, *, ended: bool
 ) -> list[dict[str, Any]]:
     """Return the replicas that gateways see, and the ended ones of the registry if asked for."""
     view = source.view()
@@ -345,12 +364,15 @@ def replica_list(
             if replica_id not in live and (ended or replica.state not in over)
         ),
     ]
-    return [told(replica) for replica in found]
+    routes = registry.catalog.routes()
+    return [told(replica, routes.get(replica.spec.model), who) for replica in found]
 
 
-def explanation(registry: store.Registry, source: ports.FleetSource, model: str) -> dict[str, Any]:
+def explanation(
+    registry: store.Registry, source: ports.FleetSource, who: requests.Caller, model: str
+) -> dict[str, Any]:
     """Return why things are as they are: notes of the last tick, the last plan, and the models."""
-    models = model_list(registry, source)
+    models = model_list(registry, source, who)
     if model:
         models = [entry for entry in models if entry["model"] == model]
         if not models:
@@ -367,10 +389,12 @@ def explanation(registry: store.Registry, source: ports.FleetSource, model: str)
     }
 
 
-def told(replica: fleet.Replica) -> dict[str, Any]:
-    """Return a replica without the path of its secret."""
+def told(replica: fleet.Replica, route: fleet.Route | None, who: requests.Caller) -> dict[str, Any]:
+    """Return a replica without the path of its secret, and without other teams' adapters."""
     entry = dataclasses.asdict(replica)
     del entry["secret_file"]
+    spec = entry["spec"]
+    spec["adapters"] = {name: spec["adapters"][name] for name in _own(spec["adapters"], route, who)}
     return entry
 
 

@@ -59,7 +59,7 @@ def _add_reads(
         usual = (fact.body.get(key) if fact else None) or {}
         log = registry.journal.events(1000)
         return {
-            "replica": admin.told(found),
+            "replica": admin.told(found, registry.catalog.routes().get(found.spec.model), who),
             "lease": None if lease is None else dataclasses.asdict(lease),
             "phases_s": {
                 name: found.phases_s[name] for name in startup.PHASES if name in found.phases_s

@@ -244,3 +244,30 @@ async def test_a_reason_is_one_line_of_a_terminal(site: test_admin.Site, reason:
         assert answer.status_code == 422, (path, answer.text)
     answer = await site.call("DELETE", "/admin/catalog/model?model=chat", params={"reason": reason})
     assert answer.status_code == 422, answer.text
+
+
+async def test_what_is_another_teams_is_not_shown_beside_what_runs(site: test_admin.Site) -> None:
+    done(site, "model add talk callers=[legal]")
+    done(site, "version add talk v1 engine=simulated")
+    done(site, "adapter add chat law path=/adapters/law team=legal")
+    done(site, "adapter add chat all path=/adapters/all")
+    view = site.source.view()
+    assert view is not None
+    spec = dataclasses.replace(
+        view.replicas[0].spec, adapters={"law": "/adapters/law", "all": "/adapters/all"}
+    )
+    held = dataclasses.replace(view.replicas[0], spec=spec)
+    site.source.set(dataclasses.replace(view, replicas=(held,)))
+    for team, models, adapters in (
+        ("physics", {"chat", "code"}, ["all"]),
+        ("legal", {"chat", "code", "talk"}, ["all", "law"]),
+    ):
+        site.caller = dataclasses.replace(test_admin.ADMIN, team=team, admin=False)
+        for path in ("/admin/models", "/admin/explain"):
+            told = {one["model"]: one for one in (await site.call("GET", path)).json()["models"]}
+            assert (set(told), told["chat"]["adapters"]) == (models, adapters)
+        (one,) = (await site.call("GET", "/admin/replicas")).json()["replicas"]
+        assert sorted(one["spec"]["adapters"]) == adapters
+        path = f"/admin/replicas/{held.replica_id}"
+        one = (await site.call("GET", path)).json()["replica"]
+        assert sorted(one["spec"]["adapters"]) == adapters
