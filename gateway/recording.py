@@ -58,7 +58,10 @@ class Attempt:
         self._recorder = recorder
         self._sent = sent
         self._resumed = resumed
-        self._start = sent.tokens if resumed else 0
+        self._had = sent.tokens  # when it began: this attempt computes none of them but as a prompt
+        self._start = (
+            self._had if resumed else 0
+        )  # a whole answer from a runner's journal is paid whole
         self._computed = 0  # prompt tokens, and cached ones among them, as its PROMPT frame says
         self._cached = 0
         self.identity = identity
@@ -69,7 +72,7 @@ class Attempt:
         """Take the PROMPT frame."""
         self._sent.begin(frame)
         self._cached = frame.chars
-        self._computed = self._sent.prompt_tokens + self._start
+        self._computed = self._sent.prompt_tokens + self._had
 
     def first_token(self) -> None:
         """Note when the first token came."""
@@ -137,7 +140,7 @@ class Attempt:
 
     def _counts(self, counted: frames.End | frames.Error | None) -> tuple[int, int, int, int]:
         """Return its prompt tokens, cached ones among them, new output, and output lost on the way."""
-        known = self._sent.tokens - self._start
+        known = max(0, self._sent.tokens - self._had)
         if isinstance(counted, frames.End):
             output = counted.output_tokens - self._start
             if self._resumed:

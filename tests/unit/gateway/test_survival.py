@@ -280,6 +280,26 @@ class TestBatch:
             assert (lost.outcome, lost.output_tokens) == (usage.Outcome.REPLICA_LOST, 0)
             assert (won.uncached_prompt_tokens, won.output_tokens, won.waste_tokens) == (5, 3, 0)
 
+    @pytest.mark.parametrize("why", ["preempted", "reset"])
+    async def test_a_try_that_comes_to_nothing_counts_what_it_computed_itself(
+        self, why: str
+    ) -> None:
+        async def goes_on_and_ends(received: harness.Received, out: harness.Out) -> None:
+            await out.send(AGAIN, token("", 9))
+            if why == "reset":
+                await out.reset()
+            else:
+                await out.error(frames.Error("preempted", "gave its seat", 503, 7, 4, 1))
+
+        begun = resume.Resume((1, 2, 3, 4, 5), (7, 8), 2, cached_tokens=2)
+        async with harness.one_replica(goes_on_and_ends) as (served, _):
+            async with self.service(served) as session:
+                body = harness.chat_body(**{resume.FIELD: begun.to_json()})
+                assert (await session.post(CHAT, json=body)).status_code >= 500
+            (row,) = served.closed()
+            assert (row.payer, row.output_tokens) == (usage.Payer.PLATFORM, 1)
+            assert (row.uncached_prompt_tokens, row.cached_prompt_tokens) == (3, 4)
+
     async def test_a_line_whose_runner_dies_is_paid_once_when_the_next_one_has_it_whole(
         self,
     ) -> None:
