@@ -41,7 +41,8 @@ def test_answers_and_a_batch_job(laptop: running.Running) -> None:
 
 
 def test_what_it_costs(laptop: running.Running) -> None:
-    """A rate and a bill over real services; looking again changes nothing but GPU time, which goes on."""
+    """A rate and a bill over real services; looking again changes no tokens. GPU time goes on, and rows
+    that come meanwhile change who has which part of it."""
     laptop.up()
     stream = clients.Stream(laptop, laptop.key, 10).begun().ended()
     assert stream.whole
@@ -59,11 +60,7 @@ def test_what_it_costs(laptop: running.Running) -> None:
         [line for line in each["rows"] if line["unit"] == "tokens"] for each in (bill, again)
     )
     assert tokens == tokens_again != []
-    gpus, gpus_again = (
-        sum(line["amount"] for line in each["rows"] if line["unit"] == "gpu_us")
-        for each in (bill, again)
-    )
-    assert 0 < gpus <= gpus_again
+    assert sum(line["amount"] for line in bill["rows"] if line["unit"] == "gpu_us") > 0
     output = sum(line["amount"] for line in tokens if line["what"] == "output")
     assert bill["total"] == output * 1_000_000 > 0  # one a token
     (row,) = laptop.attempts_of(stream.request_id)
