@@ -100,6 +100,8 @@ class Trials:
     def rung1(self, trials: int, seats: Times) -> Times:
         """More callers than one replica has seats: the one that batch was lent turns.
 
+        They go on until it has: a fast engine answers a single round before the planner looks twice.
+
         Its seats are all batch's at that moment, so that each caller it gets is a trial of rung 0 as well.
 
         Args:
@@ -117,7 +119,7 @@ class Trials:
             )
             peek = reclaim_site.Peek(self._house, lent)
             before = peek.state()["stats"]["reclaim_ms"]
-            crowd = reclaim_site.Crowd(self._house, self._key, RUNG1_CALLERS, 40)
+            crowd = reclaim_site.Crowd(self._house, self._key, RUNG1_CALLERS, 40, again=True)
             ready_us = reclaim_site.until(
                 lambda peek=peek: peek.state()["role"] != "batch",  # type: ignore[misc] # bound now
                 "role turned",
