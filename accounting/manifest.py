@@ -97,7 +97,16 @@ def load(folder: Path) -> Manifest | None:
 
 def save(folder: Path, manifest: Manifest) -> None:
     """Swap the manifest; after a crash there is the old one or the new one."""
-    text = json.dumps(dataclasses.asdict(manifest), sort_keys=True)
+    files = [{name: getattr(each, name) for name in _FIELDS} for each in manifest.files]
+    text = json.dumps(
+        {
+            "generation": manifest.generation,
+            "files": files,
+            "segments": dict(manifest.segments),
+            "retired": dict(manifest.retired),
+        },
+        sort_keys=True,
+    )
     write_durably(folder / NAME, text.encode())
 
 

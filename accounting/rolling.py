@@ -8,12 +8,13 @@ another one, leaves the old figures or the new ones. Minutes older than some day
 there has its whole hour summed from the rows.
 """
 
+import bisect
 import contextlib
 import dataclasses
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -237,22 +238,37 @@ def _sum(
     sums: Path,
 ) -> _Part:
     """Sum anew, into file ``sums``, what rows that are newer than generation ``before`` touch."""
-    fresh = [each for each in files if each.since > before]
-    with records.over(files) as session:
-        session.read_parquet(
-            records.paths(fresh), union_by_name=True, hive_partitioning=False
-        ).create_view("newer")
-        touched = session.execute(
-            f"SELECT DISTINCT arrived_us // {rollup.MINUTE_US} AS m FROM newer ORDER BY m"  # noqa: S608
-        ).fetchall()
-        starts = [minute * rollup.MINUTE_US for (minute,) in touched]
-        minutes = tuple(us for us in starts if us >= floor_us)
-        hours = tuple(sorted({_hour(us) for us in starts if us < floor_us}))
+    starts = _touched(records, [each for each in files if each.since > before])
+    minutes = tuple(us for us in starts if us >= floor_us)
+    hours = tuple(sorted({_hour(us) for us in starts if us < floor_us}))
+    # A day is a file a minute until it is compacted, and all rows of an attempt have one arrival.
+    ends = {us: us + rollup.MINUTE_US for us in minutes} | {us: us + rollup.HOUR_US for us in hours}
+    with records.over(_overlapping(files, ends)) as session:
         session.execute(f"ATTACH {_literal(sums)} AS sums")
         _sums(session, "minutes", minutes)
         _sums(session, "hours", hours)
         session.execute("DETACH sums")
     return _Part(day, before, max(each.since for each in files), minutes, hours, sums)
+
+
+def _touched(records: books.Books, files: Sequence[manifests.File]) -> list[int]:
+    """Return the begins of the minutes in which something of ``files`` arrived, ascending."""
+    with records.over(files) as session:
+        rows = session.execute(
+            f"SELECT DISTINCT arrived_us // {rollup.MINUTE_US} AS m FROM usage_rows ORDER BY m"  # noqa: S608
+        ).fetchall()
+    return [minute * rollup.MINUTE_US for (minute,) in rows]
+
+
+def _overlapping(files: Sequence[manifests.File], ends: Mapping[int, int]) -> list[manifests.File]:
+    """Return the files that may have rows of the periods ``ends``, begin to end."""
+    begins = sorted(ends)
+    found = []
+    for each in files:
+        place = bisect.bisect_right(begins, each.last_us)  # the last that begins before its end
+        if place and ends[begins[place - 1]] > each.first_us:
+            found.append(each)
+    return found
 
 
 def _literal(path: Path) -> str:

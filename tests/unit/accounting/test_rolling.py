@@ -107,6 +107,29 @@ def test_a_row_that_is_days_late_has_its_hour_summed_from_the_rows(tmp_path: Pat
     assert [total(tmp_path, level) for level in rollup.LEVELS] == [1, 7, 7]
 
 
+def test_a_pass_opens_the_files_of_the_minutes_that_it_sums_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day has a file a minute until it is compacted: a pass that opened all would cost more each hour."""
+    opened: list[int] = []
+    plain = books.Books.over
+
+    def over(records: books.Books, files: Any) -> Any:
+        opened.append(len(files))
+        return plain(records, files)
+
+    monkeypatch.setattr(books.Books, "over", over)
+    for minute in range(12):
+        record(tmp_path, [closed(minute, samples.NOON + minute * 60_000_000)])
+        roll(tmp_path)
+    assert opened == [1] * 24  # what is new, and what is summed
+    record(tmp_path, [closed(0, output_tokens=12), closed(99, samples.NOON + 5 * 60_000_000)])
+    roll(tmp_path)
+    assert opened[24:] == [1, 3]  # the late file, and those of the two minutes that it touches
+    assert total(tmp_path, "minutes", "output_tokens") == 13 * 11 + 1
+    same_as_rows(tmp_path)
+
+
 def test_compaction_changes_no_sum_and_is_not_rolled_up_again(tmp_path: Path) -> None:
     record(tmp_path, [samples.row("open", "q1"), closed(1)])
     record(tmp_path, [closed(1), closed(2)])
