@@ -187,13 +187,23 @@ class Trials:
         return first_tokens(orders, self._rows(since_us))
 
     def _ordered(self, since_us: int, act: str, word: str, about: str = "") -> dict[str, Any]:
-        """Return the first plan that holds an action of a kind, with these words in it."""
-        for plan in self._house.plans(since_us):
-            for action in plan["actions"]:
-                text = action["what"]
-                if action["act"] == act and word in text and about in text:
-                    return plan
-        raise LookupError(f"no plan since the spike has {act} with {word!r}")
+        """Return the first plan that holds an action of a kind, with these words in it.
+
+        A replica may have its role before the plan that gave it is in the broker's list.
+        """
+        found: list[dict[str, Any]] = []
+
+        def told() -> bool:
+            found.extend(
+                plan
+                for plan in self._house.plans(since_us)
+                for action in plan["actions"]
+                if action["act"] == act and word in action["what"] and about in action["what"]
+            )
+            return bool(found)
+
+        reclaim_site.until(told, f"plan since the spike with {act} and {word!r}", 5, 0.05)
+        return found[0]
 
     def _rows(self, since_us: int) -> list[dict[str, Any]]:
         """Return the usage rows of callers since a moment."""
