@@ -64,11 +64,11 @@ bench-prefix: setup ## cached prompt tokens and TTFT on real vLLM: random, round
 	@.venv/bin/python -m tests.bench.prefix --requests $(or $(REQUESTS),3000) $(if $(REPORT),--report docs/bench/prefix.md)
 
 .PHONY: bench-admission
-bench-admission: ## what admission costs a request with a free seat, and behind 1,000 to 100,000 that wait
+bench-admission: setup ## what admission costs a request with a free seat, and behind 1,000 to 100,000 that wait
 	@.venv/bin/python -m tests.bench.admission
 
 .PHONY: bench-routing
-bench-routing: ## what a routing decision, a view and a fingerprint cost with 350 replicas and 50 adapters (REPORT=1)
+bench-routing: setup ## what a routing decision, a view and a fingerprint cost with 350 replicas and 50 adapters (REPORT=1)
 	@.venv/bin/python -m tests.bench.routing $(if $(REPORT),--report docs/bench/routing.md)
 
 .PHONY: bench-accounting
@@ -84,11 +84,11 @@ bench-reclaim: setup ## how fast batch GPUs come back by rung, beside Slurm's ow
 	@.venv/bin/python -m tests.bench.reclaim --trials $(or $(TRIALS),100) --leases $(or $(LEASES),20) $(if $(REPORT),--report docs/bench/reclaim.md)
 
 .PHONY: bench-models
-bench-models: ## rollouts under load: back by hand and by itself, failed requests, how soon a route is seen, staging (ROUNDS=5, GB=1, REPORT=1)
+bench-models: setup ## rollouts under load: back by hand and by itself, failed requests, how soon a route is seen, staging (ROUNDS=5, GB=1, REPORT=1)
 	@.venv/bin/python -m tests.bench.models --rounds $(or $(ROUNDS),5) --gb $(or $(GB),1) $(if $(REPORT),--report docs/bench/models.md)
 
 .PHONY: bench-staging
-bench-staging: ## weights from a folder and from S3 to a disk, beside a copy and boto3 (GB=1, ROUNDS=5)
+bench-staging: setup ## weights from a folder and from S3 to a disk, beside a copy and boto3 (GB=1, ROUNDS=5)
 	@.venv/bin/python -m tests.bench.models_staging --gb $(or $(GB),1) --rounds $(or $(ROUNDS),5)
 
 .PHONY: bench-warm-start
@@ -96,7 +96,7 @@ bench-warm-start: setup ## from order to first token on real vLLM: out of a park
 	@.venv/bin/python -m tests.bench.warm_start --trials $(or $(TRIALS),20) $(if $(COMPILED),--compiled)
 
 .PHONY: bench-quota
-bench-quota: ## what a claim on quotas, a refusal and an exchange with the registry cost
+bench-quota: setup ## what a claim on quotas, a refusal and an exchange with the registry cost
 	@.venv/bin/python -m tests.bench.quota_book
 
 .PHONY: proto-current
@@ -122,5 +122,5 @@ bench-calibration: setup ## the simulator's engine beside real vLLM on this mach
 	@.venv/bin/python -m tests.bench.calibration --rounds $(or $(ROUNDS),7) $(if $(REPORT),--report docs/bench/simulation.md)
 
 .PHONY: simulate-day
-simulate-day: ## a simulated day of two sites, policies side by side (30 minutes; QUICK=1, REPORT=1)
+simulate-day: setup ## a simulated day of two sites, policies side by side (30 minutes; QUICK=1, REPORT=1)
 	@.venv/bin/python -m tests.bench.simulation $(if $(QUICK),--quick) $(if $(REPORT),--report docs/bench/simulation.md)

@@ -255,7 +255,7 @@ def _touched(records: books.Books, files: Sequence[manifests.File]) -> list[int]
     """Return the begins of the minutes in which something of ``files`` arrived, ascending."""
     with records.over(files) as session:
         rows = session.execute(
-            f"SELECT DISTINCT arrived_us // {rollup.MINUTE_US} AS m FROM usage_rows ORDER BY m"  # noqa: S608
+            f"SELECT DISTINCT arrived_us // {rollup.MINUTE_US} AS m FROM usage_rows ORDER BY m"  # noqa: S608 - a number
         ).fetchall()
     return [minute * rollup.MINUTE_US for (minute,) in rows]
 
