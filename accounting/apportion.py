@@ -10,7 +10,8 @@ a lease that no replica holds are idle time of the lease itself, so that leases 
   a·(uncached prompt tokens) + b·(output tokens). An attempt's prompt is spread evenly over the time to its
   first token, its output over the rest. The parts add up (`shares.largest_remainder`).
 - What the platform pays for is waste: attempts of its own, and of others the tokens computed again.
-  Busy time that no attempt claims (a warm-up, or a row that never came) is waste as well.
+  Busy time that no attempt claims (a warm-up, or a row that never came) is waste as well, and so is the
+  time from a node's death to the end of its lease.
 
 What it can't know is in ``docs/gpu-seconds.md``.
 """
@@ -37,6 +38,7 @@ class Kind(enum.IntEnum):
     START_UP = 4
     RECOMPUTED = 5  # waste: computed again, or for nobody
     UNCLAIMED = 6  # waste: the engine was busy and no attempt says that it was there
+    LOST = 7  # waste: the node had died, and Slurm still counted
 
 
 class State(enum.IntEnum):
@@ -45,6 +47,7 @@ class State(enum.IntEnum):
     STARTING = 0
     SERVING = 1  # and draining
     ASLEEP = 2
+    LOST = 3  # nobody could say: the lease's own, after its node died
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,19 +125,22 @@ def attribute(
     busy = np.zeros(len(length), np.int64)
     busy[mine] = _busy(held, activity, work, row, pieces.start[mine], pieces.end[mine])
     kind = np.full(len(length), Kind.UNASSIGNED, np.int64)
-    kind[mine] = np.choose(activity.state[row], [Kind.START_UP, Kind.IDLE, Kind.ASLEEP])
+    kind[mine] = np.choose(activity.state[row], [Kind.START_UP, Kind.IDLE, Kind.ASLEEP, Kind.LOST])
     replica = np.full(len(length), NOBODY, np.int64)
     replica[mine] = held.replica[row]
+    # Of a part of a GPU so much: rounded once a piece, so that what is busy and what is not add up.
+    parts = leased.parts_of(pieces.lease)
+    spent = pieces.gpus * busy // parts
     rest = Lines(
         period,
         pieces.lease,
         replica,
         kind,
         np.full(len(length), NOBODY, np.int64),
-        pieces.gpus * (length - busy),
+        pieces.gpus * length // parts - spent,
     )
-    used = busy > 0
-    amounts = pieces.gpus[used] * busy[used]
+    used = spent > 0
+    amounts = spent[used]
     laboured = replica[used], pieces.lease[used], pieces.start[used], amounts
     claimed = _claims(laboured, held, work, borders)
     return summed(_joined(rest, claimed))

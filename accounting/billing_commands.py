@@ -106,7 +106,7 @@ def _rate_add(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> N
         command_line.print_json(answer, out)
         return
     for item in answer["rates"]:
-        since = times.print_point(item["from_us"], windows.local_zone(os.environ))
+        since = times.print_point(item["from_us"], times.local_zone(os.environ))
         command_line.say(
             f"model {item['model']}, tier {item['tier']}: {_NAMES[rates.Use(item['use'])]} "
             f"{money.show(item['micro'])} from {since}",
@@ -127,7 +127,7 @@ def _rate_show(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> 
     columns = layout.choose(args.format, _COLUMNS) if args.format else list(_COLUMNS)
     delimiter = "|" if args.parsable or args.parsable2 else ""
     style = layout.Style(delimiter, bool(args.parsable), not args.noheader)
-    layout.print_rows(columns, rows, windows.local_zone(os.environ), style, out)
+    layout.print_rows(columns, rows, times.local_zone(os.environ), style, out)
 
 
 def _stated(found: Sequence[dict[str, Any]], now_us: int) -> list[dict[str, Any]]:
@@ -193,7 +193,7 @@ def _pairs(words: Sequence[str]) -> dict[str, str]:
 def _from(text: str) -> int:
     now = datetime.datetime.now(datetime.UTC)
     try:
-        at = times.point(text, now=now, tz=windows.local_zone(os.environ))
+        at = times.point(text, now=now, tz=times.local_zone(os.environ))
     except times.TimeError as error:
         raise CommandError(f"from: {error}") from error
     return max(1, windows.to_us(at))

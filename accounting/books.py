@@ -15,7 +15,7 @@ from typing import Any
 
 import duckdb
 
-from accounting import columns, merge, rollup, schema, segment, ship
+from accounting import columns, merge, schema, segment, ship
 from accounting import manifest as manifests
 
 _ATTEMPTS = 5
@@ -96,16 +96,10 @@ class Books:
                 break
         else:
             raise self._lost()
-        end = threading.Timer(self._at_most_s, session.interrupt) if self._at_most_s else None
         try:
-            if end is not None:
-                end.daemon = True
-                end.start()
-            yield Reading(session, found.problems, self)
+            with self._ending(session):
+                yield Reading(session, found.problems, self)
         finally:
-            if end is not None:
-                end.cancel()
-                end.join()  # an interrupt must not meet a closed session
             session.close()
 
     def snapshot(self, first_us: int = 0, last_us: int = MAX_US) -> Snapshot:
@@ -124,11 +118,36 @@ class Books:
         """
         live = {table: schema.held(table).empty_table() for table in schema.TABLES}
         found = {table: [each for each in files if each.table == table] for table in schema.TABLES}
-        session = self._session(Snapshot(live, found, ()), 0, MAX_US)
-        try:
+        with self.opened(Snapshot(live, found, ()), 0, MAX_US) as session:
             yield session
+
+    @contextlib.contextmanager
+    def opened(self, found: Snapshot, first_us: int, last_us: int) -> Iterator[Any]:
+        """Open a session with the views of a reading over a snapshot.
+
+        Raises:
+            Moved: a file of it is gone.
+        """
+        session = self._session(found, first_us, last_us)
+        try:
+            with self._ending(session):
+                yield session
         finally:
             session.close()
+
+    @contextlib.contextmanager
+    def _ending(self, session: Any) -> Iterator[None]:
+        """Interrupt what a session runs after the longest time that it may take."""
+        end = threading.Timer(self._at_most_s, session.interrupt) if self._at_most_s else None
+        try:
+            if end is not None:
+                end.daemon = True
+                end.start()
+            yield
+        finally:
+            if end is not None:
+                end.cancel()
+                end.join()  # an interrupt must not meet a closed session
 
     def _lost(self) -> manifests.ManifestDamaged:
         return manifests.ManifestDamaged(
@@ -224,9 +243,13 @@ class Books:
             raise
         return session
 
+    def path(self, file: manifests.File) -> Path:
+        """Return where a file of the manifest is."""
+        return self._folder / file.path
+
     def paths(self, files: Sequence[manifests.File]) -> list[str]:
         """Return where files of the manifest are."""
-        return [str(self._folder / each.path) for each in files]
+        return [str(self.path(each)) for each in files]
 
     def views(self, session: Any, found: Snapshot, window_us: tuple[int, int]) -> None:
         """Make the views over files and the registered live rows, for requests that arrived in a window."""
@@ -235,22 +258,22 @@ class Books:
             source = stored(session, table, f"{table}_files", paths, live=f"{table}_live")
             session.execute(f"CREATE VIEW {table}_all AS {source}")
             session.execute(_ROWS[table])
-        files = found.files[schema.USAGE]
-        tail = {each.day for each in files if not each.merged}
-        tail.update(columns.days(schema.USAGE, found.live[schema.USAGE]))
-        parts = {
-            "settled": [each for each in files if each.merged and each.day not in tail],
-            "compacted": [each for each in files if each.merged and each.day in tail],
-            "fresh": [each for each in files if not each.merged],
-        }
-        for name, some in parts.items():
-            if tail or name == "settled":
+        live = found.live[schema.USAGE]
+        settled, others = parted(found.files[schema.USAGE], live)
+        tail = bool(others or live.num_rows)
+        compacted = [each for each in others if each.merged]
+        loose = [each for each in others if not each.merged]
+        names = []
+        for name, some, there in (
+            ("settled", settled, settled or not tail),
+            ("compacted", compacted, compacted),
+            ("fresh", loose, tail),
+        ):
+            names.append(f"usage_{name}" if there else "")
+            if there:
                 self._usage(session, name, some, window_us)
-        fresh = "usage_fresh" if tail else ""
-        for statement in merge.views("usage_settled", "usage_compacted", fresh):
+        for statement in merge.views(*names):
             session.execute(statement)
-        hours = rollup.usage_of("usage", rollup.HOUR_US)
-        session.execute(f"CREATE VIEW usage_sums AS {hours}")
 
     def _usage(
         self, session: Any, name: str, files: Sequence[manifests.File], window_us: tuple[int, int]
@@ -268,6 +291,21 @@ class Books:
             text = stored(session, schema.USAGE, f"{name}_border", paths, live=live)
             sources.append(f"{text} WHERE {_ARRIVED}")
         session.execute(f"CREATE VIEW usage_{name} AS {' UNION ALL '.join(sources)}")
+
+
+def parted(
+    files: Sequence[manifests.File], live: Any
+) -> tuple[list[manifests.File], list[manifests.File]]:
+    """Part usage files into those of days that nothing has to be merged with, and the others.
+
+    Args:
+        files: of a snapshot.
+        live: its live usage rows.
+    """
+    tail = {each.day for each in files if not each.merged}
+    tail.update(columns.days(schema.USAGE, live))
+    settled = [each for each in files if each.day not in tail]
+    return settled, [each for each in files if each.day in tail]
 
 
 def stored(session: Any, table: str, view: str, paths: Sequence[str], *, live: str = "") -> str:
@@ -299,9 +337,14 @@ _ARRIVED = "arrived_us >= getvariable('first_us') AND arrived_us < getvariable('
 _OVERLAP = "end_us >= getvariable('first_us') AND start_us < getvariable('last_us')"
 _ROWS = {
     schema.GPU: (
-        f"CREATE VIEW gpu_rows AS SELECT * FROM gpu_all WHERE {_OVERLAP} "  # noqa: S608 - constants
+        # What the broker wrote of a lost lease begins where the agent's own rows of the run end.
+        "CREATE VIEW gpu_rows AS SELECT * REPLACE ("  # noqa: S608 - column names of ours
+        "CASE WHEN lost = 0 THEN start_us ELSE "
+        "least(end_us, greatest(start_us, coalesce(max(CASE WHEN lost = 0 THEN end_us END) "
+        "OVER (PARTITION BY cluster, lease_id, run), start_us))) END AS start_us) "
+        f"FROM (SELECT * FROM gpu_all WHERE {_OVERLAP} "
         "QUALIFY row_number() OVER (PARTITION BY cluster, lease_id, run, seq "
-        "ORDER BY end_us DESC, start_us, gpus DESC, team, kind, node, slurm_job_id) = 1"
+        "ORDER BY end_us DESC, start_us, gpus DESC, team, kind, node, slurm_job_id) = 1)"
     ),
     schema.REPLICA_TIME: (
         f"CREATE VIEW replica_rows AS SELECT * FROM replica_time_all WHERE {_OVERLAP} "  # noqa: S608

@@ -1,31 +1,33 @@
-"""Past days become few files: one row for each attempt, sorted, so that a reader has nothing to merge.
+"""Files become few: an hour's when it is over, a day's when nobody can be at its attempts any more.
 
-The rows of a day of `usage` are merged (`accounting.merge`) in pieces of the day, since all rows of one
-request have the same arrival; so a day of any size takes the same memory. The same swap as the shipper's:
-new files are written, the manifest names them instead of the old ones, and those are unlinked a quarter
-of an hour later, when no reading can still want them. A row that comes in later lies beside the merged
-file until the next pass merges the day again.
+Rows of `usage` are merged (`accounting.merge`): one for each attempt, in order, so that a reader has nothing
+to merge. That is done in pieces (`accounting.pieces`), since all rows of one request have the same arrival.
+The same swap as the shipper's: new files are written, the manifest names them instead of the old ones, and
+those are unlinked a quarter of an hour later, when no reading can still want them. Each row is in one
+file that the manifest names, before and after.
+
+The shipper leaves a file a minute. Hours are merged so that what reads a day that goes on opens some tens of
+files and not a thousand. A row that comes in later lies beside the merged file, until its hour or its day is
+merged again.
 """
 
 import dataclasses
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from accounting import books, merge, schema, ship
 from accounting import manifest as manifests
+from accounting import pieces, rollup, schema, ship
 from scheduler.contracts import clock as clocks
-from scheduler.contracts import ids
 
-PIECE_ROWS = 500_000  # as written; about 250 MB while they are merged
 OPEN_AT_MOST_S = 6 * 3600.0
-_GROUP_ROWS = 131_072
-_MEMORY_MB = 512
+HOUR_SETTLES_US = 10 * rollup.MINUTE_US  # most of an hour's rows are shipped by then
+LOOSE_FILES = 32  # fewer are left as they are: an hour with late rows is merged whole
+_NOT_MERGED = (duckdb.Error, pa.ArrowException, ValueError, ArithmeticError)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,18 +46,39 @@ class Compacted:
     busy: bool = False
 
 
+class _Damaged(Exception):
+    """Files that are not as they were written; names them."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Work:
+    """Files of one table and day that are written anew, in these parts."""
+
+    files: Sequence[manifests.File]
+    parts: Sequence[pieces.Part]
+
+
 def compact(
     state_dir: Path,
     clock: clocks.Clock,
     *,
-    piece_rows: int = PIECE_ROWS,
+    piece_rows: int = pieces.ROWS,
     open_at_most_s: float = OPEN_AT_MOST_S,
+    loose_files: int = LOOSE_FILES,
 ) -> Compacted:
-    """Merge the files of each past UTC day and table. Blocks; safe to kill and to repeat.
+    """Merge the files of past UTC days, and of past hours of days that go on, by table. Blocks.
 
-    A day with a damaged file is left as it is. So is one that ended less than ``open_at_most_s`` ago:
-    then an attempt of which nothing but OPEN is known has ended with its gateway, and is recorded as
-    that: outcome ``error``, at nobody's cost. Should its replica's row come after all, that one counts.
+    Safe to kill and to repeat. What has a damaged file, or can't be merged, is left as it is. A day goes
+    on until it ended ``open_at_most_s`` ago: then an attempt of which nothing but OPEN is known has ended
+    with its gateway, and is recorded as that: outcome ``error``, at nobody's cost. Should its replica's
+    row come after all, that one counts.
+
+    Args:
+        state_dir: has ``parquet/``.
+        clock: for what is past.
+        piece_rows: rows that are merged at a time.
+        open_at_most_s: the longest life of an attempt.
+        loose_files: hours are merged when so many files of them are not.
 
     Raises:
         manifests.ManifestDamaged: nothing was touched.
@@ -68,31 +91,40 @@ def compact(
         current = ship.settled(folder, clock)
         done = Compacted()
         today = schema.day_of(max(0, clock.wall_us() - round(open_at_most_s * 1e6)))
+        over_us = clock.wall_us() - HOUR_SETTLES_US
         groups: dict[tuple[str, str], list[manifests.File]] = {}
         for each in current.files:
             groups.setdefault((each.table, each.day), []).append(each)
         for (table, day), files in sorted(groups.items()):
             if table not in schema.TABLES:
                 continue  # of a later release
-            wanted = not all(each.merged for each in files) if table == schema.USAGE else files[1:]
-            if day >= today or not wanted:
-                continue
-            bad = [each.path for each in files if not _whole(folder, each)]
-            if bad:
-                why = f"{folder}: damaged or gone, not compacted: {', '.join(bad)}"
+            try:
+                work = _day(files) if day < today else _hours(folder, files, over_us, loose_files)
+                _check(folder, () if work is None else work.files)
+                if work is None:
+                    continue
+                made, given_up = _written(state_dir, work, piece_rows, current.generation + 1)
+            except (_Damaged, *_NOT_MERGED) as error:  # the other days go on
+                what = "damaged or gone" if isinstance(error, _Damaged) else f"{table} of {day}"
+                why = f"{folder}: {what}, not compacted: {str(error).partition(chr(10))[0]}"
                 done = dataclasses.replace(done, problems=(*done.problems, why))
                 continue
-            before = sum(each.rows for each in files)
-            merged, given_up = _merge(state_dir, files, piece_rows, current.generation + 1)
-            current = _swap(folder, current, files, merged, clock)
+            current = _swap(folder, current, work.files, made, clock)
+            before = sum(each.rows for each in work.files)
             done = dataclasses.replace(
                 done,
-                files_before=done.files_before + len(files),
-                files_after=done.files_after + len(merged),
-                repeated_rows=done.repeated_rows + before - sum(each.rows for each in merged),
+                files_before=done.files_before + len(work.files),
+                files_after=done.files_after + len(made),
+                repeated_rows=done.repeated_rows + before - sum(each.rows for each in made),
                 given_up=done.given_up + given_up,
             )
         return done
+
+
+def _check(folder: Path, files: Sequence[manifests.File]) -> None:
+    bad = [each.path for each in files if not _whole(folder, each)]
+    if bad:
+        raise _Damaged(", ".join(bad))
 
 
 def _whole(folder: Path, file: manifests.File) -> bool:
@@ -102,99 +134,68 @@ def _whole(folder: Path, file: manifests.File) -> bool:
         return False
 
 
-def _merge(
-    state_dir: Path, files: Sequence[manifests.File], piece_rows: int, generation: int
+def _day(files: Sequence[manifests.File]) -> _Work | None:
+    """Return what a day's files become: one, in which attempts that nobody ended are given up."""
+    first, *more = files
+    unmerged = first.table == schema.USAGE and (not first.merged or first.hour != manifests.DAY)
+    return _Work(files, [pieces.Part(over=True)]) if more or unmerged else None
+
+
+def _hours(
+    folder: Path, files: Sequence[manifests.File], over_us: int, loose_files: int
+) -> _Work | None:
+    """Return what loose files become: a file for each hour that is over, one for what comes after.
+
+    Args:
+        folder: of the Parquet files.
+        files: of one table and day.
+        over_us: an hour that ended before this is over, UTC µs.
+        loose_files: with fewer of them nothing is done.
+    """
+    until = over_us // rollup.HOUR_US * rollup.HOUR_US
+    loose = [
+        each
+        for each in files
+        if each.hour == manifests.DAY and not each.merged and each.first_us < until
+    ]
+    if len(loose) < max(1, loose_files):
+        return None
+    _check(folder, loose)
+    begin = schema.begin_column(loose[0].table)
+    hours: set[int] = set()
+    for each in loose:
+        column = pq.read_table(folder / each.path, columns=[begin])[begin]
+        hours.update(pc.unique(pc.divide(column, rollup.HOUR_US)).to_pylist())
+    over = sorted(hour for hour in hours if hour * rollup.HOUR_US < until)
+    parts = [
+        pieces.Part(hour * rollup.HOUR_US, (hour + 1) * rollup.HOUR_US, hour=hour % 24)
+        for hour in over
+    ]
+    merged = [each for each in files if each.hour in {hour % 24 for hour in over}]
+    return _Work([*loose, *merged], [*parts, pieces.Part(first_us=until, merged=False)])
+
+
+def _written(
+    state_dir: Path, work: _Work, piece_rows: int, generation: int
 ) -> tuple[list[manifests.File], int]:
-    """Write the day anew; returns the files and how many attempts were given up."""
-    folder = state_dir / "parquet"
-    table, day = files[0].table, files[0].day
-    paths = [str(folder / each.path) for each in files]
-    since = max(each.since for each in files)
-    with _session(state_dir) as session:
-        rows = books.stored(session, table, "files", paths)
-        session.execute(f"CREATE VIEW raw AS {rows}")
-        pieces, given_up = _pieces(session, table, sum(each.rows for each in files), piece_rows)
-        if given_up:
-            since = generation  # rollups must look at the day again
-        merged = write_pieces(folder, table, day, pieces)
-    span = min(each.first_us for each in files), max(each.last_us for each in files)
-    entry = dataclasses.replace(
-        merged, first_us=span[0], last_us=span[1], since=since, merged=table == schema.USAGE
-    )
-    return [entry], given_up
-
-
-def _session(state_dir: Path) -> Any:
-    scratch = str(state_dir / "scratch")
-    return duckdb.connect(
-        ":memory:", config={"memory_limit": f"{_MEMORY_MB}MB", "temp_directory": scratch}
-    )
-
-
-def _pieces(session: Any, table: str, rows: int, piece_rows: int) -> tuple[Iterator[Any], int]:
-    """Return the merged rows as Arrow batches, piece by piece in order, and how many were given up."""
-    if table != schema.USAGE:
-        key = "run" if table == schema.GPU else "replica_id"
-        text = (
-            "SELECT * FROM raw QUALIFY row_number() OVER (PARTITION BY cluster, lease_id, "  # noqa: S608
-            f"{key}, seq ORDER BY end_us DESC, start_us, gpus DESC) = 1 ORDER BY start_us, lease_id, seq"
-        )
-        return iter([session.sql(text)]), 0
-    ((lost,),) = session.execute(
-        "SELECT count(*) FROM (SELECT request_id, attempt FROM raw GROUP BY ALL "
-        "HAVING max(kind) = 'open' AND min(kind) = 'open' AND max(outcome) = 'open')"
-    ).fetchall()
-    shares = [n * piece_rows / rows for n in range(1, -(-rows // piece_rows))]
-    cuts: list[int] = []
-    if shares:
-        text = f"SELECT approx_quantile(arrived_us, {shares}) FROM raw"  # noqa: S608 - numbers
-        ((cuts,),) = session.execute(text).fetchall()
-    borders = [0, *sorted(set(cuts) - {0}), books.MAX_US]
-    given_up = f"""
-SELECT * REPLACE (
-  CASE WHEN outcome = 'open' THEN 'error' ELSE outcome END AS outcome,
-  CASE WHEN outcome = 'open' THEN greatest(arrived_us, started_us) ELSE ended_us END AS ended_us,
-  CASE WHEN outcome = 'open' THEN 'platform' ELSE payer END AS payer,
-  CASE WHEN outcome = 'open' THEN '{ship.LOST}' ELSE reason END AS reason
-) FROM ({merge.statement("piece")}) ORDER BY request_id, attempt"""  # noqa: S608 - ours
-
-    def each() -> Iterator[Any]:
-        for first, last in itertools.pairwise(borders):
-            session.execute(
-                f"CREATE OR REPLACE TEMP TABLE piece AS SELECT * FROM raw "  # noqa: S608 - numbers
-                f"WHERE arrived_us >= {first} AND arrived_us < {last}"
-            )
-            yield session.sql(given_up)
-
-    return each(), int(lost)
-
-
-def write_pieces(folder: Path, table: str, day: str, pieces: Iterator[Any]) -> manifests.File:
-    """Stream the pieces into one file, durably; the entry has no span yet."""
-    wanted = schema.schema(table)
-    partition = ship.partition(folder, table, day)
-    path = partition / f"{ids.uuid7()}.parquet"
-    rows = 0
-    with manifests.writing(path) as stream:
-        writer = pq.ParquetWriter(stream, wanted, **schema.layout(table))
-        with writer:
-            for piece in pieces:
-                for batch in piece.to_arrow_reader(_GROUP_ROWS):
-                    rows += batch.num_rows
-                    writer.write_table(
-                        pa.Table.from_batches([batch]).select(wanted.names).cast(wanted),
-                        row_group_size=_GROUP_ROWS,
-                    )
-    return manifests.File(
-        path=str(path.relative_to(folder)),
-        table=table,
-        day=day,
-        rows=rows,
-        bytes=path.stat().st_size,
-        sha256=manifests.digest(path),
-        first_us=0,
-        last_us=0,
-    )
+    """Write the parts; returns their files and how many attempts were given up."""
+    merging = pieces.Merging(state_dir, work.files, piece_rows)
+    made: list[manifests.File] = []
+    try:
+        over = work.files[0].table == schema.USAGE and any(part.over for part in work.parts)
+        lost = merging.lost() if over else 0
+        for part in work.parts:
+            if (file := merging.write(part)) is not None:
+                made.append(file)
+    except BaseException:  # a full disk: the parts that fitted must not stay and fill it
+        for each in made:
+            (state_dir / "parquet" / each.path).unlink(missing_ok=True)
+        raise
+    finally:
+        merging.close()
+    if lost:  # rollups must look at the day again
+        made = [dataclasses.replace(each, since=generation) for each in made]
+    return made, lost
 
 
 def _swap(

@@ -71,7 +71,7 @@ class UsageCounters(registry.Collector):
     def _look(self) -> None:
         try:
             found = self._found(quantities.rolled_until(self._books.state_dir))
-        except (rollup.Busy, duckdb.Error):
+        except (FileNotFoundError, rollup.Busy, duckdb.Error):
             found = self._found(0)
         before = self._counts
         self._counts = {

@@ -41,16 +41,18 @@ def parser() -> command_line.Parser:
         usage="freport REPORT [by UNIT] [options]",
         formatter_class=asking.roomy,
         description="Tokens, GPU time and cost by cluster, team, user, model, tier or endpoint; 'bill': a\n"
-        "month's bill, line by line; or 'reconcile': every lease in Forebay's and in Slurm's books.\n"
+        "month's bill, line by line; 'waste': GPU time that answered nobody, by cause; or 'reconcile':\n"
+        "every lease in Forebay's and in Slurm's books.\n"
         "Yesterday, unless -S says otherwise.",
         epilog="examples:\n  freport team\n  freport model by hour -S today -t Hours -T gpu,cost --chart\n"
         "  freport bill --month 2026-11 -A physics\n"
         "  freport team --month 2026-11 -A physics --html physics.html\n  freport reconcile -S now-1day\n"
-        "  freport reconcile by account -S 2026-11-01 -E 2026-11-30",
+        "  freport reconcile by account -S 2026-11-01 -E 2026-11-30\n"
+        "  freport waste by hour -S today -t Hours",
     )
     made.add_argument(
         "report",
-        choices=[*freport_rows.REPORTS, "bill", "reconcile"],
+        choices=[*freport_rows.REPORTS, "bill", "waste", "reconcile"],
         metavar="REPORT",
         help="see above",
     )
@@ -90,6 +92,8 @@ def _freport(
         return _bill(options, style, api, (out, err), place)
     if options.report == "reconcile":
         return _reconcile(options, style, api, (out, err), place)
+    if options.report == "waste":
+        return _waste(options, style, api, (out, err), place)
     return _usage(options, style, api, (out, err), place)
 
 
@@ -100,7 +104,7 @@ def _check(options: argparse.Namespace, style: layout.Style, out: TextIO) -> Non
         raise CommandError("--month and -S or -E exclude each other: give one")
     if len(files) > 1 or (files and not plain):
         raise CommandError(f"--{files[0]} goes with no other output: ask twice")
-    if files and options.report in {"bill", "reconcile"}:
+    if files and options.report in {"bill", "waste", "reconcile"}:
         raise CommandError(f"--{files[0]} draws no {options.report}: take another report")
     if options.chart and not out.isatty():
         raise CommandError("--chart draws on a terminal only: use --png FILE")
@@ -146,6 +150,8 @@ def _usage(
     drawn = rows  # only GPU time has parts that are nobody's
     if shown[0] != "gpu":
         drawn = [row for row in rows if row["what"] == "used"]
+    if "gpu" not in shown and not (options.format or options.json or options.parquet):
+        rows = [row for row in rows if row["what"] == "used"]  # the others would be empty lines
     if options.png is not None:
         _draw(options, drawn, (shown[0], answer["currency"], period), window, tz)
         return asking.complain("freport", [answer], err)
@@ -206,7 +212,8 @@ def _bill(
         span = windows.Window(**answer["window"])
         zone = windows.zone(answer["zone"])
         _head(
-            f"Bill of {month} ({state}), in {answer['currency']}",
+            f"Bill of {month} ({state}), in {answer['currency']}; "
+            "prices are for 1000 tokens or a GPU-hour",
             asking.window_text(span, zone),
             out,
         )
@@ -216,7 +223,9 @@ def _bill(
     known = layout.types_of(bills.Line)
     asking.emit(columns, answer["rows"], tz, (options, style, about), out, known)
     if not _quiet(options, style):
-        print(f"Total: {money.show(answer['total'])} {answer['currency']}", file=out)
+        for what, owed in freport_rows.totals(answer["rows"]):
+            name = layout.escaped(what, "")
+            print(f"{name}: {money.show(owed)} {answer['currency']}", file=out)
     return asking.complain("freport", [answer], err)
 
 
@@ -246,6 +255,28 @@ def _reconcile(
     asking.emit(columns, answer["rows"], tz, how, out, freport_rows.compared(by))
     bad = any(row.get("agrees") is False for row in answer["rows"])
     return max(asking.complain("freport", [answer], err), int(bad))
+
+
+def _waste(
+    options: argparse.Namespace,
+    style: layout.Style,
+    api: ports.Api,
+    streams: _Streams,
+    place: asking.Place,
+) -> int:
+    (out, err), (_, now, tz) = streams, place
+    period, unit = freport_rows.period(options.words), freport_rows.unit(options.unit)
+    columns = freport_rows.waste(unit)
+    if options.format:
+        columns = layout.choose(options.format, columns)
+    window = _window(options, place)
+    answer = asking.ask(api, "waste", options, window, unit=period, tz=windows.zone_name(tz, now))
+    if not _quiet(options, style):
+        title = f"GPU time that answered nobody by {period} and cause, in {unit}"
+        _head(title, asking.window_text(window, tz), out)
+    how = (options, style, asking.about(window, tz))
+    asking.emit(columns, answer["rows"], tz, how, out, freport_rows.WASTED)
+    return asking.complain("freport", [answer], err)
 
 
 def _statement(

@@ -12,6 +12,7 @@ REPORTS = ("cluster", "team", "user", "model", "tier", "endpoint")
 RECONCILE_TITLE = "Leases in Forebay's and in Slurm's books, GPU time in Seconds"
 ACCOUNTS_TITLE = "Slurm accounts in three books, whole hours, GPU time in Seconds"
 _UNITS = {"Seconds": 1_000_000, "Minutes": 60_000_000, "Hours": 3_600_000_000, "Percent": 0}
+_WIDE = {"model": -24, "endpoint": -24}  # their names are long
 MEASURES = ("gpu", "tokens", "cost", "efficiency")
 _KEYS = {
     "cluster": ("cluster",),
@@ -67,9 +68,11 @@ def measures(text: str) -> tuple[str, ...]:
         CommandError: an unknown one, or none.
     """
     names = [name.strip().lower() for name in text.split(",") if name.strip()]
+    if names == ["all"]:  # as with sreport
+        return MEASURES
     for name in names:
         if name not in MEASURES:
-            raise CommandError(f"invalid measure {name!r}: {', '.join(MEASURES)}")
+            raise CommandError(f"invalid measure {name!r}: {', '.join(MEASURES)}, or all")
     if not names:
         raise CommandError(f"-T needs one or more of {', '.join(MEASURES)}")
     return tuple(names)
@@ -103,14 +106,15 @@ def columns(report: str, chosen: str, shown: Sequence[str]) -> list[layout.Colum
     """Return the columns of a report."""
     found = [layout.Column("Start", -19, _point("start_us"))]
     for place, name in enumerate(_KEYS[report]):
-        found.append(layout.Column(name.capitalize(), -12, _key(name, first=place == 0)))
+        width = _WIDE.get(name, -12)
+        found.append(layout.Column(name.capitalize(), width, _key(name, first=place == 0)))
     if "gpu" in shown:
         found.append(layout.Column("GPU", 10, _gpu(chosen)))
     if "tokens" in shown:
         for title, name in _TOKENS:
             found.append(layout.Column(title, 10, _count(name)))
     if "cost" in shown:
-        found.append(layout.Column("Cost", 14, _money("cost_micro")))
+        found.append(layout.Column("Cost", 14, _money("cost_micro"), point=True))
     if "efficiency" in shown:
         found.append(layout.Column("TokensPerGPUHour", 16, _tokens_per_gpu_hour))
         found.append(layout.Column("CostPer1kTokens", 15, _cost_per_1k))
@@ -242,6 +246,25 @@ def _plain(name: str) -> Callable[[layout.Row, datetime.tzinfo], str]:
     return lambda row, _: str(row[name])
 
 
+WASTED: Mapping[str, type] = {
+    "start_us": int,
+    "kind": str,
+    "why": str,
+    "gpu_us": int,
+    "allocated_us": int,
+}
+
+
+def waste(chosen: str) -> list[layout.Column]:
+    """Return the columns of the report on GPU time that answered nobody."""
+    return [
+        layout.Column("Start", -19, _point("start_us")),
+        layout.Column("Kind", -10, _plain("kind")),
+        layout.Column("Cause", -12, _plain("why")),
+        layout.Column("GPU", 12, _gpu(chosen)),
+    ]
+
+
 RECONCILE = [
     layout.Column("Lease", -14, _plain("lease_id")),
     layout.Column("SlurmJobID", 10, _plain("slurm_job_id")),
@@ -264,6 +287,15 @@ ACCOUNTS = [
 ]
 
 
+def totals(rows: Sequence[layout.Row]) -> list[tuple[str, int]]:
+    """Return the lines below a bill: what each team owes, if there are several, and all of them."""
+    teams: dict[str, int] = {}
+    for row in rows:
+        teams[row["team"]] = teams.get(row["team"], 0) + int(row["cost"])
+    several = sorted(teams.items()) if len(teams) > 1 else []
+    return [*((f"Total of {team}", owed) for team, owed in several), ("Total", sum(teams.values()))]
+
+
 def _amount(row: layout.Row, _: datetime.tzinfo) -> str:
     if row["unit"] == "gpu_us":
         return layout.decimal(int(row["amount"]), _UNITS["Hours"], 4)
@@ -272,6 +304,10 @@ def _amount(row: layout.Row, _: datetime.tzinfo) -> str:
 
 def _unit_of(row: layout.Row, _: datetime.tzinfo) -> str:
     return {"gpu_us": "GPU-hours"}.get(str(row["unit"]), str(row["unit"]))
+
+
+def _price(row: layout.Row, _: datetime.tzinfo) -> str:
+    return money.show(int(row["price"])) if row["unit"] else ""
 
 
 def _late(row: layout.Row, _: datetime.tzinfo) -> str:
@@ -286,8 +322,8 @@ BILL = [
     layout.Column("What", -15, _plain("what")),
     layout.Column("Amount", 14, _amount),
     layout.Column("Unit", -9, _unit_of),
-    layout.Column("Price", 12, _money("price")),
-    layout.Column("Cost", 14, _money("cost")),
+    layout.Column("Price", 13, _price, point=True),
+    layout.Column("Cost", 17, _money("cost"), point=True),
     layout.Column("Late", -12, _late),
     layout.Column("Author", -8, _plain("author")),
     layout.Column("Reason", -24, _plain("reason")),

@@ -25,6 +25,7 @@ WORDS: Mapping[int, tuple[str, str]] = {  # kind and why, as the tables have the
     apportion.Kind.START_UP: ("start-up", ""),
     apportion.Kind.RECOMPUTED: ("waste", "recomputed"),
     apportion.Kind.UNCLAIMED: ("waste", "unclaimed"),
+    apportion.Kind.LOST: ("waste", "lost"),
 }
 _NS = 1_000  # costs are counted in ns of busy time
 _STATES = "CASE state WHEN 'starting' THEN 0 WHEN 'asleep' THEN 2 ELSE 1 END"
@@ -33,18 +34,22 @@ _LOAD = """
 CREATE OR REPLACE TEMP TABLE gpu_leased AS
   SELECT dense_rank() OVER (ORDER BY cluster, lease_id) - 1 AS lease,
     dense_rank() OVER (ORDER BY cluster, lease_id, run) - 1 AS run,
-    cluster, lease_id, gpus, start_us, end_us
+    cluster, lease_id, gpus, greatest(coalesce(parts, 1), 1) AS parts, lost, start_us, end_us
   FROM gpu_rows WHERE end_us > {first} AND start_us < {last};
 CREATE OR REPLACE TEMP TABLE gpu_leases AS
   SELECT DISTINCT lease, cluster, lease_id FROM gpu_leased ORDER BY lease;
 CREATE OR REPLACE TEMP TABLE gpu_held AS
-  SELECT lease, dense_rank() OVER (ORDER BY lease, replica_id) - 1 AS replica, replica_id,
+  SELECT dense_rank() OVER (ORDER BY lease, lost, replica_id) - 1 AS replica, * EXCLUDE (lost) FROM (
+  SELECT lease, replica_id, 0 AS lost,
     model, version, coalesce(dedicated, '') AS dedicated, gpus, start_us, end_us, {states} AS state,
     coalesce(busy_us, 0) AS busy_us, coalesce(prefill_tokens, 0) AS prefill_tokens,
     coalesce(decode_tokens, 0) AS decode_tokens, coalesce(steps, 0) AS steps,
     coalesce(measured, 0) AS measured
   FROM replica_rows JOIN gpu_leases USING (cluster, lease_id)
-  WHERE end_us > {first} AND start_us < {last};
+  WHERE end_us > {first} AND start_us < {last}
+  UNION ALL
+  SELECT lease, '', 1, '', '', '', gpus, start_us, end_us, 3, 0, 0, 0, 0, 1 FROM gpu_leased
+  WHERE lost = 1 AND end_us > start_us);
 CREATE OR REPLACE TEMP TABLE gpu_replicas AS
   SELECT replica, min(lease) AS lease, min(replica_id) AS replica_id,
     max(model) AS model, max(version) AS version, max(dedicated) AS dedicated
@@ -132,7 +137,7 @@ def find(
         f"(SELECT DISTINCT {columns} FROM gpu_work WHERE payer <> 'platform')"
     )
     replicas = session.sql("SELECT * FROM gpu_replicas ORDER BY replica").to_arrow_table()
-    leased = _arrays(session, "SELECT lease, run, gpus, start_us, end_us FROM gpu_leased")
+    leased = _arrays(session, "SELECT lease, run, gpus, parts, start_us, end_us FROM gpu_leased")
     work = _work(session, columns, costs, otherwise)
     lines = apportion.attribute(tiling.Leased(**leased), *_held(session), work, borders)
     # NOBODY is the last place: also where there was no attempt at all, and so no owner to look up.
@@ -234,7 +239,7 @@ def to_arrow(found: Found) -> Any:
     # Time that is nobody's is of the replica's model, and a dedicated floor's is its team's.
     who["model"] = pc.if_else(pa.array(owned), who["model"], what["model"])
     who["team"] = pc.if_else(pa.array(owned), who["team"], what["dedicated"])
-    own = np.isin(lines.kind, [apportion.Kind.RECOMPUTED, apportion.Kind.UNCLAIMED])
+    own = np.isin(lines.kind, [kind for kind, (word, _) in WORDS.items() if word == "waste"])
     who["team"] = pc.if_else(pa.array(own), pa.scalar(""), who["team"])
     kinds = [pa.array([WORDS[kind][place] for kind in apportion.Kind]) for place in (0, 1)]
     return pa.table(

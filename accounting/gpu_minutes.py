@@ -13,7 +13,7 @@ the rows themselves, so a report is whole at any moment.
 | ``model version`` | attributed: the model that was asked for; else the replica's own |
 | ``team user tier endpoint`` | whose it is; ``team`` alone for idle and start-up of its own floor; "" |
 | ``kind`` | ``attributed``, ``idle``, ``start-up`` or ``waste``: they add up to what was allocated |
-| ``why`` | of idle: "", ``asleep``, ``unassigned``; of waste: ``recomputed``, ``unclaimed`` |
+| ``why`` | of idle: "", ``asleep``, ``unassigned``; of waste: ``recomputed``, ``unclaimed``, ``lost`` |
 | ``gpu_us`` | GPU-µs, a whole number |
 """
 

@@ -24,12 +24,17 @@ Row = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Column:
-    """One field: its name, default width (negative: left-aligned), and its text for a row."""
+    """One field: its name, default width (negative: left-aligned), and its text for a row.
+
+    Attributes:
+        point: in aligned lines the decimal points stand below each other.
+    """
 
     name: str
     width: int
     text: Callable[[Row, datetime.tzinfo], str]
     doc: str = ""
+    point: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,8 +108,23 @@ def print_rows(
     if style.header:
         print(_aligned(names, widths), file=out)
         print(" ".join("-" * abs(width) for width in widths), file=out)
+    for number, column in enumerate(columns):
+        if column.point:
+            _pad(cells, number, abs(column.width))
     for line in cells:
         print(_aligned([escaped(cell, "") for cell in line], widths), file=out)
+
+
+def _pad(cells: Sequence[list[str]], place: int, width: int) -> None:
+    """Give the numbers of a column as many characters after the point, as far as they fit."""
+    most = max((_places(line[place]) for line in cells), default=0)
+    for line in cells:
+        more = min(most - _places(line[place]), width - len(line[place]))
+        line[place] += " " * max(0, more)
+
+
+def _places(cell: str) -> int:
+    return len(cell.partition(".")[2])
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 NAME = "manifest.json"
+DAY = -1
 _TEMPORARY = ".tmp"
 
 
@@ -36,6 +37,7 @@ class File:
             rollups see which days have rows that they do not know.
         merged: it holds one row for each attempt, and no other merged file has one of the same. Only
             what is not merged has to be merged with it when it is read.
+        hour: which UTC hour of the day it was made of while the day went on; `DAY` for every other file.
     """
 
     path: str
@@ -48,6 +50,7 @@ class File:
     last_us: int
     since: int = 0
     merged: bool = False
+    hour: int = DAY
 
 
 _FIELDS = frozenset(field.name for field in dataclasses.fields(File))

@@ -8,12 +8,14 @@ The key is (request id, attempt). Rules, the same in `merge` and in `statement`:
   end, the payer and the reason.
 - Token counts come from the same row, with one exception. If CLOSE did not end ``ok``, the gateway may
   have seen less than was computed (or the replica may have died before it could write all): then the
-  counts of CLOSE and REPLICA that are further on are taken, whole: more output tokens, else more prompt
-  tokens. Both count one and the same sequence, so further on means known later.
-- The time of the first token is CLOSE's, or the replica's if CLOSE has none.
+  counts of the CLOSE or REPLICA row that is further on are taken, whole: more output tokens, else more
+  prompt tokens. All count one and the same sequence, so further on means known later. An earlier CLOSE
+  speaks too: it may have been merged with a REPLICA row before it was amended.
+- The time of the first token is CLOSE's, or an earlier CLOSE's, or the replica's.
 - OPEN alone: outcome ``open``, no counts. Somebody was promised an answer and neither side has said more.
 """
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,24 +55,24 @@ def _one(group: list[usage.UsageRow]) -> usage.UsageRow:
         if other is None or _order(row) > _order(other):
             best[row.kind] = row
     top = next(best[kind] for kind in _PRECEDENCE if kind in best)
-    replica = best.get(usage.RowKind.REPLICA)
-    if top.kind is not usage.RowKind.CLOSE or replica is None:
+    if top.kind is not usage.RowKind.CLOSE:
         return top
+    replica = best.get(usage.RowKind.REPLICA)
+    closes = [row for row in group if row.kind is usage.RowKind.CLOSE]
+    furthest = max(closes, key=_counted)
+    first_token_us = top.first_token_us or max(row.first_token_us for row in closes)
     counts = top
-    if top.outcome is not usage.Outcome.OK and _progress(replica) > _progress(top):
-        counts = replica
-    return usage.UsageRow(
-        kind=top.kind,
-        identity=top.identity,
-        outcome=top.outcome,
-        uncached_prompt_tokens=counts.uncached_prompt_tokens,
-        cached_prompt_tokens=counts.cached_prompt_tokens,
-        output_tokens=counts.output_tokens,
-        first_token_us=top.first_token_us or replica.first_token_us,
-        ended_us=top.ended_us,
-        payer=top.payer,
-        reason=top.reason,
-        waste_tokens=counts.waste_tokens,
+    if top.outcome is not usage.Outcome.OK:
+        if _progress(furthest) > _progress(counts):
+            counts = furthest
+        if replica is not None and _progress(replica) > _progress(counts):
+            counts = replica
+    if not first_token_us and replica is not None:
+        first_token_us = replica.first_token_us
+    return dataclasses.replace(
+        top,
+        first_token_us=first_token_us,
+        **{name: getattr(counts, name) for name in _COUNTS},
     )
 
 
@@ -83,6 +85,11 @@ def _progress(row: usage.UsageRow) -> tuple[int, int]:
     return row.output_tokens, row.uncached_prompt_tokens + row.cached_prompt_tokens
 
 
+def _counted(row: usage.UsageRow) -> tuple[int, ...]:
+    """Order rows by how far on they are, and of those by all that they count."""
+    return *_progress(row), row.uncached_prompt_tokens, row.waste_tokens
+
+
 def statement(source: str) -> str:
     """Return the statement that merges the rows of a table, with the usage table's own columns.
 
@@ -92,15 +99,14 @@ def statement(source: str) -> str:
     """
     names = schema.columns(schema.USAGE)
     pack = "{" + ", ".join(f"'{name}': \"{name}\"" for name in _ORDER) + "}"
-    unpacked = ", ".join(
-        f'"{name}"' if name in _KEY else f'best."{name}" AS "{name}"' for name in names
+    counted = (
+        "{'output_tokens': output_tokens, 'prompt': uncached_prompt_tokens::HUGEINT + cached_prompt_tokens, "
+        "'uncached_prompt_tokens': uncached_prompt_tokens, 'waste_tokens': waste_tokens, "
+        "'cached_prompt_tokens': cached_prompt_tokens}"
     )
+    unpacked = ", ".join(f'{_unpacked(name)} AS "{name}"' for name in names)
     every = ", ".join(f'"{name}"' for name in names)
-    prompt = "{0}.uncached_prompt_tokens::HUGEINT + {0}.cached_prompt_tokens"
-    further = (
-        "c.outcome <> 'ok' AND r.request_id IS NOT NULL AND (r.output_tokens > c.output_tokens OR "
-        f"(r.output_tokens = c.output_tokens AND {prompt.format('r')} > {prompt.format('c')}))"
-    )
+    further = f"c.outcome <> 'ok' AND r.request_id IS NOT NULL AND {_further('r', 'c')}"
     chosen = []
     for name in names:
         if name in _COUNTS:
@@ -118,7 +124,8 @@ WITH twice AS MATERIALIZED (
   SELECT {every} FROM {source} ANTI JOIN twice USING (request_id, attempt)
   UNION ALL
   SELECT {unpacked} FROM (
-    SELECT request_id, attempt, kind, max({pack}) AS best
+    SELECT request_id, attempt, kind, max({pack}) AS best, max({counted}) AS most,
+      max(first_token_us) AS first_us
     FROM {source} SEMI JOIN twice USING (request_id, attempt) GROUP BY request_id, attempt, kind
   )
 )
@@ -138,27 +145,53 @@ WHERE kind = 'open'
 """  # noqa: S608 - column names of our own schema only
 
 
+def _unpacked(name: str) -> str:
+    """Return what a column of the one row is of several of one kind; see `_one`."""
+    best = f'best."{name}"'
+    if name in _KEY:
+        return f'"{name}"'
+    if name in _COUNTS:
+        told = f"kind = 'close' AND best.outcome <> 'ok' AND {_further('most', 'best')}"
+        return f"CASE WHEN {told} THEN most.{name} ELSE {best} END"
+    if name == "first_token_us":
+        return f"CASE WHEN kind = 'close' AND {best} = 0 THEN first_us ELSE {best} END"
+    return best
+
+
+def _further(one: str, other: str) -> str:
+    """Return whether ``one`` is further on than ``other``, as `_progress` has it."""
+    prompts = [
+        f"({row}.uncached_prompt_tokens::HUGEINT + {row}.cached_prompt_tokens)"
+        for row in (one, other)
+    ]
+    return (
+        f"({one}.output_tokens > {other}.output_tokens OR ({one}.output_tokens = {other}.output_tokens "
+        f"AND {prompts[0]} > {prompts[1]}))"
+    )
+
+
 def views(settled: str, compacted: str, fresh: str) -> list[str]:
     """Return the statements that make ``usage_rows`` (as stored) and ``usage`` (merged).
+
+    A view that is "" has no rows: DuckDB would plan the merge of nothing with something all the same, which
+    takes most of the time that a question about a few days does.
 
     Args:
         settled: view of merged rows of days that nothing else belongs to.
         compacted: view of merged rows of days that have fresh rows as well.
-        fresh: view of rows as they were written, "" if there are none: then nothing has to be merged.
+        fresh: view of rows as they were written; without them nothing has to be merged, and `settled` is all.
     """
     every = ", ".join(f'"{name}"' for name in schema.columns(schema.USAGE))
-    touched = f"SELECT DISTINCT request_id, attempt FROM {fresh}"  # noqa: S608 - names of ours only
-    unmerged = [
-        f"SELECT {every} FROM {fresh}",  # noqa: S608 - as above, and below
-        f"SELECT {every} FROM {compacted} SEMI JOIN ({touched}) USING (request_id, attempt)",  # noqa: S608
-    ]
-    merged = [
-        f"SELECT {every} FROM {settled}",  # noqa: S608
-        f"SELECT {every} FROM {compacted} ANTI JOIN ({touched}) USING (request_id, attempt)",  # noqa: S608
-        f"({statement('usage_unmerged')})",
-    ]
-    stored = [f"SELECT {every} FROM {view}" for view in (settled, compacted, fresh)]  # noqa: S608
-    views = {"usage_rows": stored, "usage_unmerged": unmerged, "usage": merged}
+    stored = [f"SELECT {every} FROM {view}" for view in (settled, compacted, fresh) if view]  # noqa: S608 - our own names
     if not fresh:
-        views = {"usage_rows": merged[:1], "usage": merged[:1]}
-    return [f"CREATE VIEW {name} AS {' UNION ALL '.join(parts)}" for name, parts in views.items()]
+        return [f"CREATE VIEW {name} AS {stored[0]}" for name in ("usage_rows", "usage")]
+    touched = f"(SELECT DISTINCT request_id, attempt FROM {fresh}) USING (request_id, attempt)"  # noqa: S608 - our own names
+    unmerged = [f"SELECT {every} FROM {fresh}"]  # noqa: S608 - our own names
+    merged = [f"({statement('usage_unmerged')})"]
+    if compacted:
+        unmerged.append(f"SELECT {every} FROM {compacted} SEMI JOIN {touched}")  # noqa: S608 - our own names
+        merged.append(f"SELECT {every} FROM {compacted} ANTI JOIN {touched}")  # noqa: S608 - our own names
+    if settled:
+        merged.append(f"SELECT {every} FROM {settled}")  # noqa: S608 - our own names
+    made = {"usage_rows": stored, "usage_unmerged": unmerged, "usage": merged}
+    return [f"CREATE VIEW {name} AS {' UNION ALL '.join(parts)}" for name, parts in made.items()]

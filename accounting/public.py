@@ -76,7 +76,7 @@ def opened(state_dir: Path, table: settings.Accounting, window: windows.Window) 
     lines, problems = _lines(office, window)
     with records.reading(window.start_us, window.end_us) as reading:
         session = reading.session
-        session.register("gpu_minutes", _minutes(records, table, window))
+        session.register("gpu_minutes", minutes(records, table, window))
         session.register("rates", _rates(office))
         session.register("bill", lines)
         _confine(session, state_dir / "parquet")
@@ -168,8 +168,8 @@ def _lines(office: billing.Billing, window: windows.Window) -> tuple[Any, Sequen
         raise CommandError(error.message) from error
 
 
-def _minutes(records: books.Books, table: settings.Accounting, window: windows.Window) -> Any:
-    """Return the minutes of a window: those of whole hours as they were written, the rest as of now."""
+def minutes(records: books.Books, table: settings.Accounting, window: windows.Window) -> Any:
+    """Return ``gpu_minutes`` of a window: whole hours as they were written, the rest as of now. Blocks."""
     folder = records.state_dir / gpu_minutes.FOLDER
     otherwise = stepcost.Cost(table.prefill_weight, table.decode_weight)
     parts, covered = [], []

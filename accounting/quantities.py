@@ -8,14 +8,13 @@ import bisect
 import dataclasses
 import datetime
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
-import pyarrow as pa
 
-from accounting import books, gpu_sums, manifest, rates, reports, rollup, schema, shares
+from accounting import books, gpu_sums, manifest, rates, reports, rollup, schema, shares, tokens
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,6 +48,11 @@ class Taken:
     amounts: Sequence[Amount]
     nobodys: Mapping[tuple[int, str], int]
     problems: tuple[str, ...] = ()
+
+
+Stretch = tuple[int, int, int]
+_AT_ONCE = 10_000  # rows of rollups that are held as Python objects
+_T = TypeVar("_T")
 
 
 def share_idle(taken: Taken) -> Taken:
@@ -105,6 +109,29 @@ def rolled_until(state_dir: Path, first_us: int = 0) -> int:
     return min([int(newest or 0), *behind])
 
 
+def with_rollups(reading: books.Reading, first_us: int, work: Callable[[int], _T]) -> _T:
+    """Return what ``work`` makes of the moment up to when rollups say the same as a reading.
+
+    It is called again with 0 (everything from the rows) if the rollups can't be read.
+
+    Args:
+        reading: of the rows.
+        first_us: what came before it is not asked for.
+        work: gets a ``rolled_us`` for `take`.
+    """
+    query = "SELECT min(arrived_us) AS first FROM usage_live WHERE arrived_us >= $first"
+    (live,) = reading.query(query, {"first": first_us})
+    until = rolled_until(reading.records.state_dir, first_us)
+    if live["first"] is not None:  # of a day that no pass has seen whole
+        until = min(until, live["first"] // rollup.DAY_US * rollup.DAY_US)
+    try:
+        return work(until)
+    except duckdb.InterruptException:
+        raise
+    except (FileNotFoundError, rollup.Busy, duckdb.Error):  # a pass may have set it aside
+        return work(0)
+
+
 def _begin_of(day: str) -> int:
     number = datetime.date.fromisoformat(day) - datetime.date(1970, 1, 1)
     return number.days * rollup.DAY_US
@@ -127,6 +154,14 @@ def stretches(cuts: Sequence[int], rolled_us: int) -> Iterator[tuple[int, int, i
         yield piece, first, last, True
         if last < end:
             yield piece, last, end, False
+
+
+def parted(cuts: Sequence[int], rolled_us: int) -> tuple[list[Stretch], list[Stretch]]:
+    """Return the stretches that rollups hold, and the others: piece, begin and end of each."""
+    found: tuple[list[Stretch], list[Stretch]] = ([], [])
+    for piece, begin, end, rolled in stretches(cuts, rolled_us):
+        found[not rolled].append((piece, begin, end))
+    return found
 
 
 def read_from(cuts: Sequence[int], known: rates.Rates, rolled_us: int) -> int:
@@ -158,8 +193,11 @@ def take(
     fine = sorted({*cuts, *known.changes(cuts[0], cuts[-1])})
     period_of = [bisect.bisect_right(cuts, start) - 1 for start in fine[:-1]]
     found: list[Amount] = []
-    for row in _tokens(reading, fine, rolled_us):
+    owners: dict[tuple[str, ...], tuple[str, ...]] = {}  # one object for all of an owner's days
+    unread: list[str] = []
+    for row in _tokens(reading.records, fine, rolled_us, unread):
         owner, piece = tuple(row[name] for name in reports.OWNER), row["piece"]
+        owner = owners.setdefault(owner, owner)
         for use in rates.TOKENS:
             if row[use.value]:
                 price = known.price(row["model"], row["tier"], use, fine[piece])
@@ -178,7 +216,7 @@ def take(
         for what in ("idle", "starting", "waste"):
             if amount := getattr(share, what):
                 nobodys[period, what] = nobodys.get((period, what), 0) + amount
-    return Taken(found, nobodys, problems)
+    return Taken(found, nobodys, (*unread, *problems))
 
 
 _NAMES = ", ".join(f'"{name}"' for name in reports.OWNER)
@@ -189,35 +227,34 @@ _SUMS = (
 
 
 def _tokens(
-    reading: books.Reading, cuts: Sequence[int], rolled_us: int
+    records: books.Books, cuts: Sequence[int], rolled_us: int, problems: list[str]
 ) -> Iterator[dict[str, Any]]:
-    pieces = []
-    for piece, begin, end, rolled in stretches(cuts, rolled_us):
-        if rolled:
-            yield from _rolled(reading, piece, begin, end)
-        else:
-            pieces.append((piece, begin, end))
+    """Yield what was used in each piece between the cuts; adds to ``problems`` what can't be read."""
+    rolled, pieces = parted(cuts, rolled_us)
+    if rolled:
+        yield from _rolled(records, rolled)
     if not pieces:
         return
-    columns = zip(*pieces, strict=True)
-    names = ("piece", "piece_start", "piece_end")
-    table = {
-        name: pa.array(column, pa.int64()) for name, column in zip(names, columns, strict=True)
-    }
-    reading.session.register("pieces", pa.table(table))
-    yield from reading.query(
-        f"SELECT piece, {_NAMES}, {_SUMS} "  # noqa: S608 - column names of ours
-        "FROM usage JOIN pieces ON arrived_us >= piece_start AND arrived_us < piece_end "
-        f"WHERE payer = 'team' GROUP BY piece, {_NAMES}"
-    )
+    spans = [(begin, end) for _, begin, end in pieces]
+    taken = tokens.take(records, spans, reports.OWNER)
+    problems += taken.problems
+    for each in taken.sums:
+        yield {
+            "piece": pieces[each.span][0],
+            **dict(zip(reports.OWNER, each.keys, strict=True)),
+            rates.Use.UNCACHED.value: each.uncached_prompt_tokens,
+            rates.Use.CACHED.value: each.cached_prompt_tokens,
+            rates.Use.OUTPUT.value: each.output_tokens,
+        }
 
 
-def _rolled(reading: books.Reading, piece: int, start: int, end: int) -> Iterator[dict[str, Any]]:
-    with rollup.sums(reading.records.state_dir, start, end) as session:
+def _rolled(records: books.Books, pieces: Sequence[Stretch]) -> Iterator[dict[str, Any]]:
+    with rollup.sums(records.state_dir, [(begin, end) for _, begin, end in pieces]) as session:
         answer = session.execute(
-            f"SELECT {_NAMES}, {_SUMS} FROM usage_sums "  # noqa: S608 - column names of ours
-            f"WHERE payer = 'team' GROUP BY {_NAMES}"
+            f"SELECT piece, {_NAMES}, {_SUMS} FROM usage_sums "  # noqa: S608 - column names of ours
+            f"WHERE payer = 'team' GROUP BY piece, {_NAMES}"
         )
         names = [column[0] for column in answer.description]
-        for row in answer.fetchall():
-            yield {"piece": piece, **dict(zip(names, row, strict=True))}
+        while rows := answer.fetchmany(_AT_ONCE):
+            for row in rows:
+                yield {**dict(zip(names, row, strict=True)), "piece": pieces[row[0]][0]}

@@ -41,6 +41,9 @@ class Compared:
             job to end; the GPUs are held until the job has left. Added to Slurm's figure to compare.
         early_us: GPU-µs that Slurm counts before the script's first line. Taken off Slurm's figure to
             compare.
+        lost_us: GPU-µs of `forebay_us` that are Slurm's word: its node had died, nobody there could count.
+        parts: of a GPU that Slurm counts for it; 1: whole ones.
+        units: of them that the lease holds.
         agrees: None where there is nothing to compare, or the job still runs.
         note: why not, or "".
     """
@@ -53,6 +56,9 @@ class Compared:
     allowed_us: int = 0
     late_us: int = 0
     early_us: int = 0
+    lost_us: int = 0
+    parts: int = 1
+    units: int = 0
     agrees: bool | None = None
     note: str = ""
 
@@ -102,7 +108,15 @@ def reconcile(port: slurm.SlurmPort, leases: Iterable[gpu_time.LeaseTime]) -> li
     answers: list[Compared] = []
     off = ""
     for lease in leases:
-        ours = Compared(lease.lease_id, lease.slurm_job_id, lease.gpus, lease.gpu_us)
+        ours = Compared(
+            lease.lease_id,
+            lease.slurm_job_id,
+            lease.gpus,
+            lease.gpu_us,
+            lost_us=lease.lost_us,
+            parts=lease.parts,
+            units=lease.units,
+        )
         if off:
             answers.append(dataclasses.replace(ours, note=off))
             continue
@@ -130,13 +144,21 @@ def compare(
     """
     known = sorted(runs, key=lambda run: (run.started_us, run.run))
     total, silent = 0, 0
+
+    def held(us: int) -> int:
+        return ours.units * us // ours.parts
+
+    def seconds(gpu_us: int) -> str:  # for which it held what it holds
+        return f"{gpu_us * ours.parts / ours.units / _SECOND_US:.1f} s"
+
     for run in known:
-        if run.gpus is None:
+        units = run.gpus if ours.parts == 1 else next(iter(run.shared.values()), None)
+        if units is None:
             silent += 1
         else:
-            total += run.gpus * run.elapsed_s * _SECOND_US
+            total += units * run.elapsed_s * _SECOND_US // ours.parts
     if not known or silent:
-        why = "Slurm has no record of the job" if not known else "AllocTRES has no GPUs"
+        why = "Slurm has no record of the job" if not known else _untold(ours.parts)
         return dataclasses.replace(ours, note=f"unreconciled: {why}")
     allowed = max(total // SHARE_ALLOWED, ours.gpus * _SECOND_US)
     running = any(run.ended_us == 0 for run in known)
@@ -147,14 +169,16 @@ def compare(
     late = 0
     if not running:
         told = [(run, span) for run, span in ends if run.state in _TOLD_TO_END]
-        late = ours.gpus * sum(max(0, span[1] - run.ended_us) for run, span in told)
+        late = held(sum(max(0, span[1] - run.ended_us) for run, span in told))
     lags = [span[0] - run.started_us for run, span in begins]
-    early = ours.gpus * sum(lag for lag in lags if 0 < lag <= LAUNCH_AT_MOST_S * _SECOND_US)
+    early = held(sum(lag for lag in lags if 0 < lag <= LAUNCH_AT_MOST_S * _SECOND_US))
     notes = []
+    if ours.lost_us:
+        notes.append(f"lost with its node or agent: the last {seconds(ours.lost_us)} by Slurm")
     if early > allowed // 2:
-        notes.append(f"began {early / ours.gpus / _SECOND_US:.1f} s after Slurm's start")
+        notes.append(f"began {seconds(early)} after Slurm's start")
     if late:
-        notes.append(f"held {late / ours.gpus / _SECOND_US:.1f} s after Slurm ended it")
+        notes.append(f"held {seconds(late)} after Slurm ended it")
     return dataclasses.replace(
         ours,
         sacct_us=total,
@@ -164,3 +188,9 @@ def compare(
         agrees=None if running else abs(total + late - early - ours.forebay_us) <= allowed,
         note="still running" if running else "; ".join(notes),
     )
+
+
+def _untold(parts: int) -> str:
+    if parts == 1:
+        return "AllocTRES has no GPUs"
+    return "AllocTRES has no parts of GPUs: add gres/shard or gres/mps to AccountingStorageTRES"

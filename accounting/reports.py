@@ -200,11 +200,10 @@ def lease_times(
     """List leases with their GPU time, of whole lives or clipped to a window."""
     found = [
         lease_row
-        for lease_row in _gpu_rows(reading)
+        for lease_row in _gpu_rows(reading, asked.jobs)
         if scope.sees(lease_row.team)
         and (not asked.teams or lease_row.team in asked.teams)
         and (not asked.clusters or lease_row.cluster in asked.clusters)
-        and (not asked.jobs or {lease_row.lease_id, lease_row.slurm_job_id} & set(asked.jobs))
     ]
     if window is not None:
         found = [_clipped(each, window) for each in found]
@@ -241,8 +240,14 @@ def gpu_shares(
     return shares, problems
 
 
-def _gpu_rows(reading: books.Reading) -> list[usage.GpuRow]:
-    return gpu_time.tiled(usage.GpuRow(**row) for row in reading.query("SELECT * FROM gpu_rows"))
+def _gpu_rows(reading: books.Reading, jobs: Sequence[str]) -> list[usage.GpuRow]:
+    """Return the rows of leases with these ids or Slurm job ids, of all if there are none."""
+    rows = reading.query(
+        "SELECT * FROM gpu_rows WHERE len($jobs::VARCHAR[]) = 0 "
+        "OR list_contains($jobs::VARCHAR[], lease_id) OR list_contains($jobs::VARCHAR[], slurm_job_id)",
+        {"jobs": list(jobs)},
+    )
+    return gpu_time.tiled(usage.GpuRow(**row) for row in rows)
 
 
 def add_gpu(

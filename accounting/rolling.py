@@ -14,19 +14,18 @@ import dataclasses
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
-from accounting import books, demand, rollup, schema
+from accounting import books, demand, revisions, rollup, schema
 from accounting import manifest as manifests
 from scheduler.contracts import clock as clocks
 
 MINUTES_KEPT_S = 2 * 86_400.0
-LATE_US = 15 * rollup.MINUTE_US  # shipping takes a minute or two; what comes after this was late
 _LEFT_S = 86_400.0  # no reading or pass runs as long: older files in scratch/ are of killed ones
 _NOT_ITS_FAULT = ("No space left", "Permission denied", "Read-only file system")
 _COLUMNS = (
@@ -50,24 +49,6 @@ class Rolled:
     days: int = 0
     minutes: int = 0
     problems: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Part:
-    """The new sums of one manifest day.
-
-    Attributes:
-        minutes: minutes summed anew; `hours`: hours summed from rows since their minutes are gone.
-        sums: DuckDB file with ``usage_minutes``, ``usage_hours``, ``latency_minutes`` and so on: a day's
-            minutes may be more than memory should hold. Whoever asked for the part removes it.
-    """
-
-    day: str
-    before: int
-    newest: int
-    minutes: tuple[int, ...]
-    hours: tuple[int, ...]
-    sums: Path
 
 
 def roll(
@@ -117,7 +98,7 @@ def _roll(
                 continue
             with _scratch(records.state_dir) as sums:
                 part = _sum(records, day, files, before, floor_us, sums)
-                if _apply(target, part, clock.wall_us()):
+                if revisions.apply(target, part, clock.wall_us()):
                     days += 1
                     minutes += len(part.minutes) + 60 * len(part.hours)
         except books.Moved:
@@ -128,7 +109,7 @@ def _roll(
             first = str(error).partition("\n")[0]  # the other days go on
             problems.append(f"{target}: {day} can't be summed, it keeps its old sums: {first}")
     if days:
-        _forget(target, floor_us, clock.wall_us())
+        revisions.forget(target, floor_us, clock.wall_us())
     return Rolled(days, minutes, tuple(problems))
 
 
@@ -216,17 +197,14 @@ def _known(target: Path) -> tuple[dict[str, int], int]:
             rollup.create(session)
             demand.create(session)
             applied = dict(session.execute("SELECT day, generation FROM applied").fetchall())
-            floor_us = _number(session, "SELECT value FROM facts WHERE name = 'minutes_from'", 0)
+            floor_us = revisions.number(
+                session, "SELECT value FROM facts WHERE name = 'minutes_from'", 0
+            )
     except duckdb.Error:
         if made:  # a full disk leaves a file that looks damaged
             _remove(target)
         raise
     return applied, floor_us
-
-
-def _number(session: Any, text: str, otherwise: int, *given: Any) -> int:
-    rows = session.execute(text, list(given)).fetchall()
-    return int(rows[0][0]) if rows else otherwise
 
 
 def _sum(
@@ -236,19 +214,19 @@ def _sum(
     before: int,
     floor_us: int,
     sums: Path,
-) -> _Part:
+) -> revisions.Part:
     """Sum anew, into file ``sums``, what rows that are newer than generation ``before`` touch."""
     starts = _touched(records, [each for each in files if each.since > before])
     minutes = tuple(us for us in starts if us >= floor_us)
-    hours = tuple(sorted({_hour(us) for us in starts if us < floor_us}))
+    hours = tuple(sorted({revisions.hour_of(us) for us in starts if us < floor_us}))
     # A day is a file a minute until it is compacted, and all rows of an attempt have one arrival.
     ends = {us: us + rollup.MINUTE_US for us in minutes} | {us: us + rollup.HOUR_US for us in hours}
     with records.over(_overlapping(files, ends)) as session:
-        session.execute(f"ATTACH {_literal(sums)} AS sums")
+        session.execute(f"ATTACH {revisions.literal(sums)} AS sums")
         _sums(session, "minutes", minutes)
         _sums(session, "hours", hours)
         session.execute("DETACH sums")
-    return _Part(day, before, max(each.since for each in files), minutes, hours, sums)
+    return revisions.Part(day, before, max(each.since for each in files), minutes, hours, sums)
 
 
 def _touched(records: books.Books, files: Sequence[manifests.File]) -> list[int]:
@@ -271,10 +249,6 @@ def _overlapping(files: Sequence[manifests.File], ends: Mapping[int, int]) -> li
     return found
 
 
-def _literal(path: Path) -> str:
-    return "'{}'".format(str(path).replace("'", "''"))
-
-
 def _sums(session: Any, level: str, periods: Sequence[int]) -> None:
     if not periods:
         return
@@ -289,118 +263,3 @@ def _sums(session: Any, level: str, periods: Sequence[int]) -> None:
     for family, statement in (("usage", rollup.usage_of), ("latency", rollup.latency_of)):
         session.execute(f"CREATE TABLE sums.{family}_{level} AS {statement('part', length)}")
     session.execute("DROP TABLE part")
-
-
-def _apply(target: Path, part: _Part, now_us: int) -> bool:
-    """Replace the part's periods in one transaction; False if another pass was there first."""
-    hours = sorted({_hour(us) for us in part.minutes} | set(part.hours))
-    days = sorted({us // rollup.DAY_US * rollup.DAY_US for us in hours})
-    with rollup.opened(target, write=True) as session:
-        session.execute(f"ATTACH {_literal(part.sums)} AS fresh (READ_ONLY)")
-        session.execute("BEGIN")
-        known = _number(session, "SELECT generation FROM applied WHERE day = $1", -1, part.day)
-        floor_us = _number(session, "SELECT value FROM facts WHERE name = 'minutes_from'", 0)
-        forgotten = bool(part.minutes) and part.minutes[0] < floor_us
-        if known != part.before or forgotten:
-            session.execute("ROLLBACK")
-            return False
-        for family in ("usage", "latency"):
-            _replace(session, family, part, hours, days)
-        demand.replace(session, part.minutes)
-        for level, periods in (("minutes", part.minutes), ("hours", hours), ("days", days)):
-            _note(session, level, periods, now_us)
-        session.execute("INSERT OR REPLACE INTO applied VALUES ($1, $2)", [part.day, part.newest])
-        session.execute("COMMIT")
-    return True
-
-
-def _replace(
-    session: Any, family: str, part: _Part, hours: Sequence[int], days: Sequence[int]
-) -> None:
-    for level, periods in (("minutes", part.minutes), ("hours", hours), ("days", days)):
-        if not periods:
-            continue
-        _periods(session, "gone", periods)
-        session.execute(
-            f"DELETE FROM {family}_{level} WHERE period_us IN (SELECT period_us FROM gone) "  # noqa: S608 - our own names
-            f"AND {_between(periods[0], periods[-1] + 1)}"
-        )
-    for level, periods in (("minutes", part.minutes), ("hours", part.hours)):
-        if periods:
-            name = f"{family}_{level}"
-            session.execute(f"INSERT INTO {name} BY NAME SELECT * FROM fresh.{name}")  # noqa: S608 - ours
-    _add_up(session, family, "minutes", "hours", sorted(set(hours) - set(part.hours)))
-    _add_up(session, family, "hours", "days", days)
-
-
-def _periods(session: Any, name: str, periods: Iterable[int]) -> None:
-    session.register(name, pa.table({"period_us": pa.array(list(periods), pa.int64())}))
-
-
-def _between(first_us: int, end_us: int) -> str:
-    """Return what lets DuckDB pass over the years that are not touched, by its own zone maps."""
-    return f"period_us >= {first_us} AND period_us < {end_us}"
-
-
-def _add_up(session: Any, family: str, fine: str, coarse: str, periods: Sequence[int]) -> None:
-    """Sum coarse periods, ascending, from the fine ones in them."""
-    if not periods:
-        return
-    keys, values = (
-        (rollup.KEYS, rollup.SUMS)
-        if family == "usage"
-        else (rollup.LATENCY_KEYS, rollup.LATENCY_SUMS)
-    )
-    length = rollup.LEVELS[coarse]
-    sums = ", ".join(f"sum({name})::HUGEINT AS {name}" for name in values)
-    _periods(session, "wanted", periods)
-    session.execute(
-        f"INSERT INTO {family}_{coarse} BY NAME "  # noqa: S608 - names and numbers of ours
-        f"SELECT period_us // {length} * {length} AS period_us, {rollup.quoted(keys)}, {sums} "
-        f"FROM {family}_{fine} WHERE period_us // {length} * {length} IN "
-        f"(SELECT period_us FROM wanted) AND {_between(periods[0], periods[-1] + length)} GROUP BY ALL"
-    )
-
-
-def _note(session: Any, level: str, periods: Sequence[int], now_us: int) -> None:
-    """Count the revisions of periods."""
-    session.register(
-        "noted",
-        pa.table(
-            {
-                "period_us": pa.array(periods, pa.int64()),
-                "late": pa.array(
-                    [int(now_us > us + rollup.LEVELS[level] + LATE_US) for us in periods],
-                    pa.int64(),
-                ),
-            }
-        ),
-    )
-    session.execute(
-        "INSERT INTO periods SELECT $1, period_us, 0, 0, $2 FROM noted ON CONFLICT (level, period_us) "
-        "DO UPDATE SET revision = revision + 1, at_us = excluded.at_us",
-        [level, now_us],
-    )
-    session.execute(
-        "UPDATE periods SET late_revisions = late_revisions + late FROM noted "
-        "WHERE level = $1 AND periods.period_us = noted.period_us AND revision > 0",
-        [level],
-    )
-
-
-def _forget(target: Path, floor_us: int, now_us: int) -> None:
-    """Drop minutes that are no longer kept."""
-    with rollup.opened(target, write=True) as session:
-        session.execute("BEGIN")
-        for table in ("usage_minutes", "latency_minutes"):
-            session.execute(f"DELETE FROM {table} WHERE period_us < $1", [floor_us])  # noqa: S608
-        session.execute(
-            "DELETE FROM periods WHERE level = 'minutes' AND period_us < $1", [floor_us]
-        )
-        demand.forget(session, now_us)
-        session.execute("INSERT OR REPLACE INTO facts VALUES ('minutes_from', $1)", [floor_us])
-        session.execute("COMMIT")
-
-
-def _hour(us: int) -> int:
-    return us // rollup.HOUR_US * rollup.HOUR_US

@@ -24,18 +24,19 @@ Minutes are kept for some days only, hours and days for ever. ``periods`` says h
 written: ``revision`` 0, 1, 2 …, and ``late_revisions`` of them after the period had long ended, so that who
 closed a month can tell that something came later.
 
-`sums` gives one view, ``usage_sums``, over a window: days inside it and hours at its borders. The same view
-over rows that are not rolled up is in every `books.Reading`, so one statement serves both.
+`sums` gives one view, ``usage_sums``, over spans of time: days inside them and hours at their borders. A view
+of that name over rows, rolled up or not, is in every `books.Reading`.
 """
 
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 NAME = "accounting.duckdb"
 VERSION = 1
@@ -206,8 +207,8 @@ def _widen(session: Any) -> None:
 
 
 @contextlib.contextmanager
-def sums(state_dir: Path, first_us: int, last_us: int) -> Iterator[Any]:
-    """Open a session with the view ``usage_sums`` over ``[first_us, last_us)``.
+def sums(state_dir: Path, spans: Sequence[tuple[int, int]]) -> Iterator[Any]:
+    """Open a session with the view ``usage_sums`` over disjoint spans; its ``piece`` is a span's number.
 
     The borders must be whole UTC hours. What is newer than the last pass (a minute or two) is not in it.
 
@@ -216,18 +217,33 @@ def sums(state_dir: Path, first_us: int, last_us: int) -> Iterator[Any]:
         Busy: somebody writes for longer than a few seconds.
         ValueError: a border is within an hour: sum the rows themselves (`books.Reading`).
     """
-    if first_us % HOUR_US or last_us % HOUR_US:
+    if any(us % HOUR_US for span in spans for us in span):
         raise ValueError("rollups end at whole UTC hours: sum the rows for other borders")
     with opened(path_of(state_dir)) as session:
-        first_day, last_day = -(-first_us // DAY_US) * DAY_US, last_us // DAY_US * DAY_US
-        edges = f"(period_us >= {first_us} AND period_us < {last_us})"
-        if first_day < last_day:
-            inside = f"period_us >= {first_day} AND period_us < {last_day}"
-            edges += f" AND NOT ({inside})"
-        else:
-            inside = "false"
-        session.execute(
-            f"CREATE TEMP VIEW usage_sums AS SELECT * FROM usage_days WHERE {inside} "  # noqa: S608
-            f"UNION ALL SELECT * FROM usage_hours WHERE {edges}"
-        )
+        parts = []
+        for level, periods in _periods(spans).items():
+            begins, pieces = [us for us, _ in periods], [piece for _, piece in periods]
+            table = pa.table(
+                {"period_us": pa.array(begins, pa.int64()), "piece": pa.array(pieces, pa.int64())}
+            )
+            session.register(f"{level}_asked", table)
+            parts.append(
+                f"SELECT * FROM usage_{level} JOIN {level}_asked USING (period_us) "  # noqa: S608
+                f"WHERE period_us BETWEEN {min(begins, default=0)} AND {max(begins, default=-1)}"
+            )
+        session.execute(f"CREATE TEMP VIEW usage_sums AS {' UNION ALL '.join(parts)}")
         yield session
+
+
+def _periods(spans: Sequence[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:
+    """Return the days inside spans and the hours at their borders: begins, each with its span's number."""
+    days: list[tuple[int, int]] = []
+    hours: list[tuple[int, int]] = []
+    for piece, (begin, end) in enumerate(spans):
+        first, last = -(-begin // DAY_US) * DAY_US, end // DAY_US * DAY_US
+        if first >= last:
+            first = last = end
+        days += [(us, piece) for us in range(first, last, DAY_US)]
+        edges = (*range(begin, first, HOUR_US), *range(last, end, HOUR_US))
+        hours += [(us, piece) for us in edges]
+    return {"days": days, "hours": hours}

@@ -6,6 +6,7 @@
 | ``/jobs`` | batch jobs |
 | ``/leases`` | leases with GPU-µs |
 | ``/rollup`` | tokens, GPU-µs, cost; ``by`` cluster, team, user, model, tier, endpoint; by ``unit`` |
+| ``/waste`` | GPU time that answered nobody, by period and cause (admins) |
 | ``/reconcile`` | leases in Forebay's and in Slurm's books; ``by=account``: accounts, in sreport's too |
 | ``/bill`` | the lines of a month's bill; ``month`` as 2026-11 |
 
@@ -37,6 +38,7 @@ from accounting import (
     reports,
     settings,
     summaries,
+    waste,
     windows,
 )
 from scheduler.contracts import command_line, errors, requests, slurm
@@ -113,7 +115,9 @@ class _Usage:
         table: settings.Accounting,
         port: slurm.SlurmPort | None,
         accounts: slurm.AccountBooks | None,
+        overlaps: waste.Overlaps,
     ) -> None:
+        self._state_dir, self._table, self._overlaps = state_dir, table, overlaps
         self._books = books.Books(
             state_dir, memory_mb=table.memory_mb, at_most_s=table.report_at_most_s
         )
@@ -186,17 +190,47 @@ class _Usage:
         first = max(0, asked.window.start_us - reports.LONGEST_REQUEST_US)
         with self._books.reading(first, asked.window.end_us) as reading:
             known = self._billing.price_list()
-            taken = quantities.take(reading, cuts, known, self._weights)
-            if idle == "use":
-                taken = quantities.share_idle(taken)
-            rows = summaries.summary(
-                reading, asked.scope, asked.wanted, by=by, cuts=cuts, taken=taken
-            )
+
+            def made(rolled_us: int) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+                taken = quantities.take(reading, cuts, known, self._weights, rolled_us)
+                if idle == "use":
+                    taken = quantities.share_idle(taken)
+                rows = summaries.summary(
+                    reading,
+                    asked.scope,
+                    asked.wanted,
+                    by=by,
+                    cuts=cuts,
+                    taken=taken,
+                    rolled_us=rolled_us,
+                )
+                return rows, taken.problems
+
+            rows, unread = quantities.with_rollups(reading, cuts[0], made)
             answer = self._answer(asked, rows, reading)
-            problems = _once((*reading.problems, *taken.problems))
+            problems = _once((*reading.problems, *unread))
             whole = summaries.holds_nobodys(asked.scope, asked.wanted)
             currency = self._billing.currency
             return {**answer, "problems": problems, "currency": currency, "whole": whole}
+
+    def waste(self, asked: _Asked, unit: str, tz: str) -> dict[str, Any]:
+        if not summaries.holds_nobodys(asked.scope, asked.wanted):
+            raise errors.Forbidden(
+                "GPU time that is nobody's is shown to admins, and without -A, -u, -M, --model or --tier"
+            )
+        try:
+            cuts = windows.periods(asked.window, unit, windows.zone(tz))
+        except ValueError as error:
+            raise errors.BadRequest(str(error), param="unit") from error
+        rows, problems = waste.by_cause(
+            self._state_dir, self._table, asked.window, cuts, self._overlaps()
+        )
+        return {
+            "window": _window(asked),
+            "rows": rows[: self._limit],
+            "truncated": len(rows) > self._limit,
+            "problems": _once(problems),
+        }
 
     def reconcile(self, asked: _Asked) -> dict[str, Any]:
         scope = asked.team_scope()
@@ -283,6 +317,7 @@ def router(
     table: settings.Accounting | None = None,
     port: slurm.SlurmPort | None = None,
     accounts: slurm.AccountBooks | None = None,
+    overlaps: waste.Overlaps = dict,
 ) -> fastapi.APIRouter:
     """Return the routes over one state folder.
 
@@ -291,9 +326,10 @@ def router(
         table: the settings; the defaults if not given.
         port: Slurm, for ``/reconcile``; without it that path answers 404.
         accounts: Slurm's books by account, for ``/reconcile?by=account``, likewise.
+        overlaps: GPU-µs that rollovers held twice, by the hour's begin; blocks.
     """
     chosen = table or settings.Accounting()
-    work = _Usage(state_dir, chosen, port, accounts)
+    work = _Usage(state_dir, chosen, port, accounts, overlaps)
     places = desk.Desk(chosen.reports_at_once, chosen.reports_each, chosen.report_wait_s)
 
     async def _run(asked: _Asked | errors.ForebayError, act: _Work) -> fastapi.Response:
@@ -332,6 +368,10 @@ def router(
     @routes.get("/bill")
     async def _bill(asked: _Ask, month: _Query = "") -> fastapi.Response:
         return await _run(asked, lambda ask: work.bill(ask, month))
+
+    @routes.get("/waste")
+    async def _waste(asked: _Ask, unit: _Query = "day", tz: _Query = "UTC") -> fastapi.Response:
+        return await _run(asked, lambda ask: work.waste(ask, unit, tz))
 
     @routes.get("/reconcile")
     async def _reconcile(asked: _Ask, by: _Query = "lease") -> fastapi.Response:

@@ -61,6 +61,12 @@ _ALL_DIFFERENT = frozenset({"request_id", "custom_id", "caller_request_id", "rea
 _TIMES = ("arrived_us", "started_us", "first_token_us", "ended_us", "start_us", "end_us", "busy_us")
 _SORTED = frozenset({"request_id", "custom_id", "caller_request_id", *_TIMES})
 
+_BILLED = frozenset(
+    (
+        *("payer", "cluster", "team", "model", "tier", "endpoint", "attempt"),
+        *("uncached_prompt_tokens", "cached_prompt_tokens", "output_tokens", "waste_tokens"),
+    )
+)
 
 # Columns that every file has; what came later may be missing from one.
 _FIRST = """
@@ -89,7 +95,11 @@ def layout(table: str) -> dict[str, Any]:
         if name in _SORTED
     }
     return {
-        "compression": "zstd",
+        # What every bill reads: dictionaries and runs have made it small, and zstd costs more than it saves.
+        "compression": {
+            name: "none" if table == USAGE and name in _BILLED else "zstd"
+            for name in columns(table)
+        },
         "store_schema": False,
         "use_dictionary": [name for name in columns(table) if name not in ordered],
         "column_encoding": ordered,
@@ -125,6 +135,12 @@ def lies_within(day: str, first_us: int, last_us: int) -> bool:
     """Return whether all of a UTC day, by its name, is in ``[first_us, last_us)``."""
     begin = (datetime.date.fromisoformat(day) - _EPOCH).days * US_A_DAY
     return first_us <= begin and begin + US_A_DAY <= last_us
+
+
+def lies_outside(day: str, first_us: int, last_us: int) -> bool:
+    """Return whether nothing of a UTC day, by its name, is in ``[first_us, last_us)``."""
+    begin = (datetime.date.fromisoformat(day) - _EPOCH).days * US_A_DAY
+    return last_us <= begin or begin + US_A_DAY <= first_us
 
 
 def held(table: str) -> Any:

@@ -22,7 +22,7 @@ import secrets
 import threading
 from pathlib import Path
 
-from accounting import datasync, segment
+from accounting import datasync, flights, segment
 from accounting.open_segment import OpenSegment
 from scheduler.contracts import clock as clocks
 from scheduler.contracts import errors, usage
@@ -82,8 +82,7 @@ class Spool:
         self._appended = 0
         self._synced = 0
         self._closed = False
-        self._flight: asyncio.Future[None] | None = None
-        self._landing: list[asyncio.Future[None]] | None = None  # who waits while the kernel syncs
+        self._flights = flights.Flights(folder)
         self._kernel = datasync.open_()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, f"spool-{self._writer}")
         with self._lock:
@@ -100,7 +99,7 @@ class Spool:
             self._own()
             self._write(row)
             self._appended += 1
-        if len(self._retired) > _RETIRED_AT_MOST and not self._in_kernel:
+        if len(self._retired) > _RETIRED_AT_MOST and not self._flushing.locked():
             self._flush()  # nobody syncs: bound what waits
 
     def ready(self) -> None:
@@ -111,8 +110,11 @@ class Spool:
         """
         current = self._current
         roomy = current is not None and current.free * 2 >= self._segment_bytes
-        if (roomy or self._spare is not None) and not self._orphans and not self._closed:
+        well = not (self._orphans or self._closed or self._flights.hung)
+        if well and (roomy or self._spare is not None):
             return
+        if self._flights.hung:
+            raise self._flights.silent()
         with self._lock:
             self._own()
             self._repay()
@@ -129,44 +131,26 @@ class Spool:
         """
         target = self._appended
         while self._synced < target:
-            loop = asyncio.get_running_loop()
-            if self._flight is None or self._flight.done():
-                self._flight = self._plainly(loop)
-                if self._flight is None:
-                    self._flight = loop.run_in_executor(self._thread, self._flush)
-                    self._flight.add_done_callback(_consume)
-            if self._landing is None:
-                await asyncio.shield(self._flight)
-            else:  # woken without a turn of the loop between, which a request would wait for
-                waiter: asyncio.Future[None] = loop.create_future()
-                self._landing.append(waiter)
-                await waiter
+            await self._flights.landing(self._begin)
 
-    @property
-    def _in_kernel(self) -> bool:
-        return self._kernel is not None and self._kernel.flying
+    def _begin(self, loop: asyncio.AbstractEventLoop, land: flights.Land) -> "asyncio.Future[None]":
+        """Let the kernel sync the current segment; the thread, if there is more to do, or it can't.
 
-    def _plainly(self, loop: asyncio.AbstractEventLoop) -> "asyncio.Future[None] | None":
-        """Let the kernel sync the current segment; None if there is more to do, or it can't.
-
-        The future ends without an exception: whoever waits looks at `_synced`, and a segment that was
+        The kernel's ends without an exception: whoever waits looks at `_synced`, and a segment that was
         lost is the next flush's business.
         """
         kernel, current = self._kernel, self._current
         if kernel is None or current is None or not self._flushing.acquire(blocking=False):
-            return None
+            return self._threaded(loop, land)
         with self._lock:
             one_thing = not (self._retired or self._lost or self._orphans or current.new)
             mark, count = self._appended, len(current.unsynced)
         done: asyncio.Future[None] = loop.create_future()
-        landing: list[asyncio.Future[None]] = []
         thread = threading.get_ident()
 
         def wake() -> None:
-            if self._landing is landing:
-                self._landing = None
-            for each in (done, *landing):
-                _wake(each)
+            flights.wake(done)
+            land(None)
 
         def landed(fault: int) -> None:
             try:
@@ -181,15 +165,20 @@ class Spool:
             else:  # `close`, in another thread, has waited for it
                 loop.call_soon_threadsafe(wake)
 
-        self._landing = landing
         if one_thing and kernel.begin(current.fd, landed):
             return done
-        self._landing = None
         self._flushing.release()
         if one_thing:  # not offered here after all
             kernel.close()
             self._kernel = None
-        return None
+        return self._threaded(loop, land)
+
+    def _threaded(
+        self, loop: asyncio.AbstractEventLoop, land: flights.Land
+    ) -> "asyncio.Future[None]":
+        flight = loop.run_in_executor(self._thread, self._flush)
+        flight.add_done_callback(lambda done: land(None if done.cancelled() else done.exception()))
+        return flight
 
     def _settled(self, one: OpenSegment, count: int, fault: int) -> bool:
         """Note a segment as synced; False if it failed or was taken, and its rows must go elsewhere."""
@@ -361,14 +350,3 @@ class Spool:
                         one.discard()
                 except OSError as error:
                     self._unavailable(error)
-
-
-def _wake(done: "asyncio.Future[None]") -> None:
-    if not done.done():
-        done.set_result(None)
-
-
-def _consume(flight: "asyncio.Future[None]") -> None:
-    """Take the exception of a flush whose waiters have all left."""
-    if not flight.cancelled():
-        flight.exception()

@@ -1,11 +1,12 @@
 """What freport asks: tokens, GPU time and cost by period and group."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from accounting import books, quantities, rates, reports
+from accounting import books, quantities, rates, reports, rollup
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "cluster": ("cluster",),
@@ -15,7 +16,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "tier": ("tier",),
     "endpoint": ("endpoint",),
 }
-_COUNTS = ("requests", "attempts", "ok", "refused", "platform_tokens")
+_COUNTS = ("requests", "attempts", "ok", "refused", "platform_tokens")  # in the statements' order
 _TOKENS = ("uncached_prompt_tokens", "cached_prompt_tokens", "output_tokens")
 _GROUP_OF = {name: place for place, name in enumerate(reports.OWNER)}
 
@@ -30,6 +31,7 @@ def summary(
     by: str,
     cuts: Sequence[int],
     taken: quantities.Taken,
+    rolled_us: int = 0,
 ) -> list[dict[str, Any]]:
     """Sum tokens, GPU-µs and micro-units by period and group.
 
@@ -46,12 +48,20 @@ def summary(
         by: a key of `GROUPS`.
         cuts: borders of the periods, ascending.
         taken: what was used in these periods, at which price.
+        rolled_us: up to when counts are taken from the rollups where the borders allow it; 0: nowhere.
+
+    Raises:
+        rollup.Busy, duckdb.Error: the rollups can't be read (only with ``rolled_us``).
     """
     names = GROUPS[by]
     rows: dict[_Key, dict[str, Any]] = {}
-    for found in _counts(reading, scope, asked, names, cuts):
-        key = found["period"], "", tuple(found[name] for name in names)
-        rows[key] = {**_empty(names, key[2]), **{name: found[name] for name in _COUNTS}}
+    bound = reports.bound(scope, asked)
+    del bound["outcomes"], bound["jobs"], bound["lines"]
+    for (period, values), counts in _counts(reading, bound, names, cuts, rolled_us):
+        key = period, "", values
+        row = rows.setdefault(key, _empty(names, values))
+        for name, count in counts.items():
+            row[name] += count
     prices: dict[tuple[_Key, rates.Use, int], int] = {}
     for each in taken.amounts:
         who = dict(zip(reports.OWNER, each.owner, strict=True))
@@ -79,39 +89,57 @@ def holds_nobodys(scope: reports.Scope, asked: reports.Filter) -> bool:
     return scope == reports.Scope() and asked == reports.Filter()
 
 
+_PLATFORM = """waste_tokens + CASE WHEN payer = 'platform'
+  THEN uncached_prompt_tokens + cached_prompt_tokens + output_tokens ELSE 0 END"""
+_IN_PIECES = "usage JOIN pieces ON arrived_us >= piece_start AND arrived_us < piece_end"
+_ROLLED = "SELECT * FROM usage_sums"
+_ROWS = (
+    "SELECT *, (attempt = 1)::BIGINT AS requests, 1 AS attempts, (outcome = 'ok')::BIGINT AS ok, "  # noqa: S608
+    f"(outcome = 'refused')::BIGINT AS refused FROM {_IN_PIECES}"
+)
+_COUNTED = f"""
+SELECT piece, {{columns}}, sum(requests)::BIGINT AS requests, sum(attempts)::BIGINT AS attempts,
+  sum(ok)::BIGINT AS ok, sum(refused)::BIGINT AS refused, sum({_PLATFORM})::BIGINT AS platform_tokens
+FROM ({{source}}) WHERE {reports.SEEN} GROUP BY piece, {{columns}}"""  # noqa: S608 - ours, here and below
+# A batch line that is sent again is a new request, and one and the same for who reads a report.
+_LINES = f"""
+SELECT piece, {{columns}}, count(DISTINCT {{{{'job': batch_job_id, 'name': custom_id}}}})
+  - count(*) FILTER (attempt = 1) AS requests, 0 AS attempts, 0 AS ok, 0 AS refused, 0 AS platform_tokens
+FROM {_IN_PIECES} WHERE batch_job_id > 0 AND {reports.SEEN} GROUP BY piece, {{columns}}"""  # noqa: S608
+
+
 def _counts(
     reading: books.Reading,
-    scope: reports.Scope,
-    asked: reports.Filter,
+    bound: dict[str, Any],
     names: Sequence[str],
     cuts: Sequence[int],
-) -> list[dict[str, Any]]:
-    periods = pa.table(
-        {
-            "period": pa.array(range(len(cuts) - 1), pa.int64()),
-            "period_start": pa.array(cuts[:-1], pa.int64()),
-            "period_end": pa.array(cuts[1:], pa.int64()),
-        }
-    )
-    reading.session.register("periods", periods)
+    rolled_us: int,
+) -> Iterator[tuple[tuple[int, tuple[str, ...]], Mapping[str, int]]]:
+    """Yield counts by period and group; those of one group come in parts that add up."""
     columns = ", ".join(f'"{name}"' for name in names)  # ours, from `GROUPS`
-    bound = reports.bound(scope, asked)
-    del bound["outcomes"], bound["jobs"], bound["lines"]
-    return reading.query(
-        f"""
-SELECT period, {columns},
-  count(DISTINCT CASE WHEN batch_job_id > 0 THEN {{'job': batch_job_id, 'name': custom_id}}
-    ELSE {{'job': 0::BIGINT, 'name': request_id}} END) AS requests,
-  count(*) AS attempts,
-  count(*) FILTER (WHERE outcome = 'ok') AS ok, count(*) FILTER (WHERE outcome = 'refused') AS refused,
-  coalesce(sum(waste_tokens + CASE WHEN payer = 'platform'
-    THEN uncached_prompt_tokens + cached_prompt_tokens + output_tokens ELSE 0 END), 0)::BIGINT
-    AS platform_tokens
-FROM usage JOIN periods ON arrived_us >= period_start AND arrived_us < period_end
-WHERE {reports.SEEN} GROUP BY period, {columns}
-""",  # noqa: S608 - column names of ours; every value is bound
-        bound,
-    )
+    whole = [(period, *span) for period, span in enumerate(itertools.pairwise(cuts))]
+    rolled, rest = quantities.parted(cuts, rolled_us)
+
+    def ask(session: Any, text: str, pieces: Sequence[quantities.Stretch]) -> Iterator[Any]:
+        for row in session.execute(text, bound).fetchall():
+            key = pieces[row[0]][0], row[1 : 1 + len(names)]
+            yield key, dict(zip(_COUNTS, row[1 + len(names) :], strict=True))
+
+    if rolled:
+        spans = [(begin, end) for _, begin, end in rolled]
+        with rollup.sums(reading.records.state_dir, spans) as session:
+            yield from ask(session, _COUNTED.format(columns=columns, source=_ROLLED), rolled)
+    if rest:
+        reading.session.register("pieces", _table(rest))
+        yield from ask(reading.session, _COUNTED.format(columns=columns, source=_ROWS), rest)
+    reading.session.register("pieces", _table(whole))
+    yield from ask(reading.session, _LINES.format(columns=columns), whole)
+
+
+def _table(pieces: Sequence[quantities.Stretch]) -> Any:
+    _, starts, ends = zip(*pieces, strict=True)
+    found = {"piece": range(len(pieces)), "piece_start": starts, "piece_end": ends}
+    return pa.table({name: pa.array(column, pa.int64()) for name, column in found.items()})
 
 
 def _matches(asked: reports.Filter, who: dict[str, str]) -> bool:

@@ -22,6 +22,7 @@ class Leased:
         lease: number of the lease, from 0.
         run: number of the run, over all leases; runs of one lease have one lease.
         start, end: UTC µs.
+        parts: of a GPU that a lease's `gpus` count, those of its replicas too; None: all are whole ones.
     """
 
     lease: Ints
@@ -29,6 +30,15 @@ class Leased:
     gpus: Ints
     start: Ints
     end: Ints
+    parts: Ints | None = None
+
+    def parts_of(self, lease: Ints) -> Ints:
+        """Return the parts of a GPU that are counted in each of some leases."""
+        if self.parts is None or not len(self.lease):
+            return np.ones(len(lease), np.int64)
+        each = np.ones(int(self.lease.max()) + 1, np.int64)
+        np.maximum.at(each, self.lease, self.parts)
+        return each[lease]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

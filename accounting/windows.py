@@ -4,8 +4,6 @@ import dataclasses
 import datetime
 import re
 import zoneinfo
-from collections.abc import Mapping
-from pathlib import Path
 
 from scheduler.contracts import times
 from scheduler.contracts.command_line import CommandError
@@ -154,20 +152,6 @@ def zone_name(tz: datetime.tzinfo, now: datetime.datetime) -> str:
         return tz.key
     minutes = round((tz.utcoffset(now) or datetime.timedelta()).total_seconds() / 60)
     return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
-
-
-def local_zone(env: Mapping[str, str], localtime: Path = Path("/etc/localtime")) -> datetime.tzinfo:
-    """Return this machine's zone with its rules (``TZ``, else /etc/localtime), not today's offset alone.
-
-    UTC where neither names a zone that is known here.
-    """
-    name = env.get("TZ", "").removeprefix(":")
-    if not name:
-        name = str(localtime.resolve()).partition("zoneinfo/")[2]
-    try:
-        return zoneinfo.ZoneInfo(name.removeprefix("posix/"))
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        return datetime.UTC
 
 
 def zone(name: str) -> datetime.tzinfo:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Iterable
 
 MOST_TASKS = 1_001  # sbatch's default MaxArraySize
 MOST_INDEX = 4_000_000
@@ -43,3 +44,15 @@ def read(text: str) -> Array:
     if len(found) > MOST_TASKS:
         raise ArrayError(f"{len(found)} tasks: an array has at most {MOST_TASKS}")
     return Array(tuple(sorted(found)), int(limit) if percent else 0)
+
+
+def show(tasks: Iterable[int], limit: int = 0) -> str:
+    """Return task numbers as squeue shows them: ``0-2,7%2``."""
+    runs: list[list[int]] = []
+    for task in sorted(tasks):
+        if runs and task == runs[-1][1] + 1:
+            runs[-1][1] = task
+        else:
+            runs.append([task, task])
+    words = (str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return ",".join(words) + (f"%{limit}" if limit else "")

@@ -72,6 +72,7 @@ class Checkpoint(msgspec.Struct, array_like=True):
     marks: list[int]
     used: list[int]
     pending: list[tuple[int, tuple[int, ...]]]
+    answered: list[tuple[int, int]] = []
 
 
 MARK_LINES = 4096

@@ -7,7 +7,7 @@ import urllib.parse
 from types import TracebackType
 from typing import Protocol, Self
 
-from batch_jobs import grouping, jsontext, lines, model, partial, verdicts, wire
+from batch_jobs import jsontext, lines, model, partial, verdicts, wire
 from scheduler.contracts import frames, requests
 
 _CONNECT_S = 10.0
@@ -22,26 +22,29 @@ class Work:
     Attributes:
         line: with nothing of its body but the model's name: thousands of these wait.
         payload: the body.
-        prefix: its model and the beginning of its prompt, for `grouping`.
     """
 
     line: lines.Line
     payload: bytes
-    prefix: tuple[str, bytes] = ("", b"")
 
     @classmethod
     def of(cls, line: lines.Line) -> Self:
         """Encode a line's body."""
         payload = jsontext.write(line.body)
         slim = dataclasses.replace(line, body={"model": line.model})
-        return cls(slim, payload, (line.model, grouping.prefix(line.body)))
+        return cls(slim, payload)
 
 
 class Sender(Protocol):
     """What the runner needs of the gateway."""
 
     async def send(
-        self, job: model.BatchJob, work: Work, begun: partial.Partial | None, heard: wire.Heard
+        self,
+        job: model.BatchJob,
+        work: Work,
+        begun: partial.Partial | None,
+        heard: wire.Heard,
+        preempted: int = 0,
     ) -> verdicts.Answer:
         """Send a line for its job's team and user; whatever goes wrong is in the answer.
 
@@ -50,6 +53,7 @@ class Sender(Protocol):
             work: the line.
             begun: the beginning of its answer, if an earlier try has come so far.
             heard: called with the ids of this try as they come.
+            preempted: how often the line gave its seat back before.
         """
         ...
 
@@ -85,7 +89,12 @@ class HttpSender:
         self._pool.close()
 
     async def send(
-        self, job: model.BatchJob, work: Work, begun: partial.Partial | None, heard: wire.Heard
+        self,
+        job: model.BatchJob,
+        work: Work,
+        begun: partial.Partial | None,
+        heard: wire.Heard,
+        preempted: int = 0,
     ) -> verdicts.Answer:
         """Send a line; see `Sender.send`."""
         payload, more = work.payload, ""
@@ -93,6 +102,8 @@ class HttpSender:
             payload = begun.into(payload)
             if begun.version:
                 more = f"X-Forebay-Version: {_quoted(begun.version)}\r\n"
+        if preempted:
+            more += f"X-Forebay-Preempted: {preempted}\r\n"
         custom_id = work.line.custom_id
         if not _PLAIN(custom_id):
             custom_id = urllib.parse.quote(custom_id, safe="")

@@ -8,11 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from batch_jobs import listing, model, options, submitting, waiting
+from batch_jobs import companion as companions
+from batch_jobs import foretold, listing, model, options, submitting, waiting
 from scheduler.contracts import clock as clocks
 from scheduler.contracts import command_line, ports, times
 
 _JOBS = "/forebay/v1/jobs"
+_TIER = "batch"
+_ENDING = frozenset({"KILL", "TERM", "INT", "9", "15", "2"})  # signals that mean to cancel
+_ID = r"[0-9]{1,18}(_[0-9]{1,9})?"
 _ACTIVE = ",".join(sorted(model.ACTIVE))
 
 
@@ -26,9 +30,10 @@ def fbatch(  # noqa: PLR0913 - a command's surroundings, and time
     cwd: Path,
     stdin: TextIO,
     pause: Callable[[float], None] = time.sleep,
+    companion: companions.Submit | None = None,
 ) -> int:
     """Submit a batch job; returns the exit code."""
-    around = submitting.Surroundings(api, out, err, env, cwd, stdin, pause)
+    around = submitting.Surroundings(api, out, err, env, cwd, stdin, pause, companion)
     return command_line.run("fbatch", lambda: _fbatch(argv, around), err=err)
 
 
@@ -48,10 +53,14 @@ def _fbatch(argv: Sequence[str], around: submitting.Surroundings) -> int:
                 f"line {one['number']}: {one['message']}",
                 around.err,
             )
+    slurm_id = submitting.accompany(answers, around) if said.get("companion") else ""
     if said.get("parsable"):
-        print(first["job_id"], file=around.out, flush=True)
+        behind = f";slurm:{slurm_id}" if slurm_id else ""
+        print(f"{first['job_id']}{behind}", file=around.out, flush=True)
     elif not said.get("quiet"):
         print(f"Submitted batch job {first['job_id']}", file=around.out, flush=True)
+        if slurm_id:
+            print(f"Slurm job {slurm_id} ends as it does", file=around.out, flush=True)
     if said.get("wait") or said.get("follow"):
         return max(
             waiting.until_done(
@@ -82,7 +91,7 @@ def _tested(answer: Mapping[str, Any], around: submitting.Surroundings) -> int:
         print(f"and {hidden} bad lines more", file=around.err)
     good = answer["lines"] - answer["bad_lines"]
     print(f"{good} of {answer['lines']} lines can be run; nothing was submitted", file=around.out)
-    for line in estimated(answer.get("estimate"), options.zone(around.env)):
+    for line in estimated(answer.get("estimate"), times.local_zone(around.env)):
         print(line, file=around.out)
     return 1 if answer["bad_lines"] or not answer["lines"] else 0
 
@@ -147,10 +156,16 @@ def fqueue_parser() -> command_line.Parser:
         help="squeue's letters; default " + listing.DEFAULT.replace("%", "%%"),
     )
     parser.add_argument(
+        "-O", "--Format", dest="long", default="", metavar="FIELDS", help="by names: jobid,name:30"
+    )
+    parser.add_argument(
         "-i", "--iterate", type=_seconds, default=0, metavar="SECS", help="again and again"
     )
     parser.add_argument(
         "--wait", action="store_true", help="until the jobs of -j end; exit 0 only if all succeeded"
+    )
+    parser.add_argument(
+        "-r", "--array", action="store_true", help="a row for each task of an array"
     )
     parser.add_argument("--start", action="store_true", help="when they are expected to start")
     parser.add_argument(
@@ -162,26 +177,37 @@ def fqueue_parser() -> command_line.Parser:
 
 def _fqueue(argv: Sequence[str], around: submitting.Surroundings) -> int:
     known = fqueue_parser().parse_args(list(argv))
-    text = known.format or around.env.get("FQUEUE_FORMAT", "")
+    text = listing.long_format(known.long) if known.long else known.format
+    text = text or around.env.get("FQUEUE_FORMAT", "")
     text = text or (listing.START if known.start else listing.DEFAULT)
-    zone = options.zone(around.env)
+    zone = times.local_zone(around.env)
     form = listing.Format(text, zone)
     params = _params(known, states=_ACTIVE if not known.jobs else "")
     if known.jobs:
         params["ids"] = _ids(known.jobs)
     if known.wait:
         return _awaited(known, around)
+    if known.start:
+        params["estimates"] = "1"
     while True:
-        jobs = around.api.call("GET", _JOBS, params=params).json["jobs"]
-        jobs = form.sorted(jobs, known.sort)
+        said = around.api.call("GET", _JOBS, params=params).json
+        found = listing.within(said["jobs"], _states(known))
+        said["jobs"] = jobs = _tasks(form.sorted(found, known.sort), known.jobs)
+        if not jobs and params.keys() <= {"ids", "estimates"}:
+            raise command_line.CommandError(f"there is no job {known.jobs}, or it is not yours")
+        if not known.array:
+            jobs = form.sorted(listing.collapsed(jobs), known.sort)
         if known.json:
-            command_line.print_json({"jobs": jobs}, around.out)
+            command_line.print_json(said, around.out)
         else:
             if known.iterate:
                 now = datetime.datetime.fromtimestamp(clocks.SystemClock().wall_us() / 1e6, zone)
                 print(now.strftime("%a %b %d %H:%M:%S %Y"), file=around.out)
             for line in listing.lines(jobs, form, header=not known.noheader):
                 print(line, file=around.out)
+            # What reads a pipe expects jobs alone; a gateway of an older release tells nothing.
+            if known.start and around.out.isatty() and "estimates" in said:
+                print(foretold.words(said["estimates"]), file=around.out)
         if not known.iterate:
             return 0
         around.out.flush()
@@ -192,11 +218,20 @@ def _awaited(known: argparse.Namespace, around: submitting.Surroundings) -> int:
     """Wait for jobs that were submitted before, such as from inside a Slurm job; return the worst code."""
     if not known.jobs:
         raise command_line.CommandError("--wait: for which jobs? Give -j with their ids")
+    params = {"ids": _ids(known.jobs)}
+    listed = waiting.patiently(
+        lambda: around.api.call("GET", _JOBS, params=params).json["jobs"], around.pause
+    )
+    for word in known.jobs.split(","):
+        if not _tasks(listed, word):
+            raise command_line.CommandError(
+                f"--wait: there is no job {word.strip()}, or it is not yours"
+            )
     return max(
         waiting.until_done(
-            int(job_id), api=around.api, err=around.err, pause=around.pause, folder=None
+            job["job_id"], api=around.api, err=around.err, pause=around.pause, folder=None
         )
-        for job_id in _ids(known.jobs).split(",")
+        for job in _tasks(listed, known.jobs)
     )
 
 
@@ -214,16 +249,34 @@ def _params(known: argparse.Namespace, states: str) -> dict[str, str]:
     params = {"user": known.user, "account": known.account, "name": known.name}
     if known.me:
         params["me"] = "1"
-    params["state"] = ",".join(listing.states(known.states)) if known.states else states
+    wanted = _states(known)
+    params["state"] = ",".join(listing.asked(wanted)) if wanted else states
     return {name: value for name, value in params.items() if value}
 
 
+def _states(known: argparse.Namespace) -> Sequence[model.State]:
+    return listing.states(known.states) if known.states else ()
+
+
 def _ids(text: str) -> str:
+    """Return the ids of jobs and arrays that a comma list names, without its tasks' numbers."""
     words = [word.strip() for word in text.split(",")]
     for word in words:
-        if not re.fullmatch(r"[0-9]{1,18}", word):
-            raise command_line.CommandError(f"invalid job id {word!r}: ids are whole numbers")
-    return ",".join(words)
+        if not re.fullmatch(_ID, word):
+            raise command_line.CommandError(f"invalid job id {word!r}: give 12, or 12_3 for a task")
+    return ",".join(dict.fromkeys(word.partition("_")[0] for word in words))
+
+
+def _tasks(jobs: Sequence[listing.Job], named: str) -> list[listing.Job]:
+    """Return the jobs that a list of ids names: of ``12_3`` the one task, of ``12`` all of an array."""
+    if not named:
+        return list(jobs)
+    words = {word.strip() for word in named.split(",")}
+
+    def wanted(job: listing.Job) -> bool:
+        return bool(words & {str(job["job_id"]), str(job["array_id"]), job["shown_id"]})
+
+    return [job for job in jobs if wanted(job)]
 
 
 def _seconds(text: str) -> float:
@@ -257,6 +310,14 @@ def fcancel_parser() -> command_line.Parser:
     )
     parser.add_argument("jobs", nargs="*", metavar="ID", help="job ids")
     _add_filters(parser)
+    parser.add_argument("-p", "--partition", default="", metavar="TIER", help="in this tier: batch")
+    parser.add_argument(
+        "-s",
+        "--signal",
+        default="KILL",
+        metavar="NAME",
+        help="KILL, TERM or INT, which are one here",
+    )
     parser.add_argument("-i", "--interactive", action="store_true", help="ask for each")
     parser.add_argument("-y", "--yes", action="store_true", help="don't ask")
     parser.add_argument(
@@ -267,19 +328,31 @@ def fcancel_parser() -> command_line.Parser:
 
 def _fcancel(argv: Sequence[str], around: submitting.Surroundings) -> int:
     known = fcancel_parser().parse_intermixed_args(list(argv))
+    if known.signal.upper().removeprefix("SIG") not in _ENDING and known.signal not in _ENDING:
+        raise command_line.CommandError(
+            f"--signal: {known.signal[:20]!r}: requests get no signals: leave it out to cancel, or hold "
+            "a job that waits by fctl hold ID"
+        )
+    if known.partition and known.partition != _TIER:
+        raise command_line.CommandError(
+            f"--partition: {known.partition[:40]!r}: batch jobs are of tier {_TIER} alone"
+        )
     filters = known.me or known.user or known.account or known.name or known.states
+    filters = filters or known.partition
     if not known.jobs and not filters:
         raise command_line.CommandError("which jobs? Give ids, or one of --me -u -A -n -t")
     targets = [word for text in known.jobs for word in text.split(",") if word]
     for word in targets:
-        if not re.fullmatch(r"[0-9]{1,18}(_[0-9]{1,9})?", word):
+        if not re.fullmatch(_ID, word):
             raise command_line.CommandError(f"invalid job id {word!r}: give 12, or 12_3 for a task")
     if filters:
         params = _params(known, states=_ACTIVE)
         if targets:
             params["ids"] = _ids(",".join(targets))
-        jobs = around.api.call("GET", _JOBS, params=params).json["jobs"]
-        targets = [str(job["job_id"]) for job in jobs]
+        jobs = listing.within(
+            around.api.call("GET", _JOBS, params=params).json["jobs"], _states(known)
+        )
+        targets = [str(job["job_id"]) for job in _tasks(jobs, ",".join(targets))]
     if len(targets) > 1 and not known.interactive:
         question = f"Cancel {len(targets)} jobs ({', '.join(targets[:10])}{', …' if targets[10:] else ''})?"
         command_line.confirm(question, yes=known.yes, out=around.err, stdin=around.stdin)

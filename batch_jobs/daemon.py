@@ -22,6 +22,7 @@ from batch_jobs import (
     finishing,
     intake,
     journal,
+    journal_writer,
     model,
     queueing,
     runner,
@@ -100,7 +101,6 @@ class Daemon:
 
     async def run(self, ready: Callable[[], None] | None = None) -> None:
         """Work until cancelled."""
-        await asyncio.to_thread(intake.sweep, self._state_dir)
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self._feed())
@@ -176,7 +176,7 @@ class Daemon:
                 await asyncio.to_thread(self._store.tell, job.job_id, reason=str(why))
         if waits and now - self._estimated_us >= _ESTIMATE_US:
             self._estimated_us = now
-            await asyncio.to_thread(self._estimate, jobs, now)
+            await asyncio.to_thread(self._queue.foretell, jobs, now)
 
     @staticmethod
     def _at_once(job: model.BatchJob, now: int) -> bool:
@@ -184,21 +184,11 @@ class Daemon:
         waits = job.state is model.State.PENDING
         return not waits or bool(job.cancel_us or model.overdue(job, now))
 
-    def _estimate(self, jobs: Sequence[model.BatchJob], now: int) -> None:
-        """Keep when jobs that wait are expected to start; the first word stays, to be compared."""
-        found = self._queue.starts(jobs, now)
-        for job in jobs:
-            at = found.get(job.job_id)
-            if job.state is not model.State.PENDING or at is None:
-                continue
-            values = {"expected_us": at, **({} if job.estimated_us else {"estimated_us": at})}
-            self._store.update(job.job_id, values, pending=True)
-
     async def _take(self, job: model.BatchJob, now: int) -> bool:
         folder = intake.job_folder(self._state_dir, job.job_id)
         try:
             writer = await asyncio.to_thread(taking.journal_of, self._store, job, folder)
-        except journal.JournalBusy:
+        except journal_writer.JournalBusy:
             return False
         except (journal.JournalError, FileNotFoundError) as error:
             _LOG.error("job %d can't be run: %s", job.job_id, error)
@@ -256,8 +246,10 @@ class Daemon:
         return await asyncio.to_thread(self._store.move, job, event, **changes)
 
     async def _tell(self, run: runner.JobRun) -> None:
-        blocked = run.blocked or run.stalled
-        news = (run.durable, str(model.Reason.RESOURCES if blocked else model.Reason.NONE))
+        reason = run.blocked or (model.Reason.RESOURCES if run.stalled else model.Reason.NONE)
+        if self._turns.capped(run):
+            reason = model.Reason.GROUP_LINES
+        news = (run.durable, str(reason))
         if not run.over.is_set() and self._told.get(run.job.job_id) != news:
             await asyncio.to_thread(
                 self._store.tell,
@@ -281,7 +273,7 @@ class Daemon:
                 run.tasks.add(task)
                 task.add_done_callback(run.tasks.discard)
             for run in self._runs.values():
-                if run.hungry(self._turns.free):
+                if run.hungry():
                     task = self._spawn(self._refill(run))
                     run.tasks.add(task)
                     task.add_done_callback(run.tasks.discard)
@@ -293,35 +285,56 @@ class Daemon:
         self._wake.set()
 
     async def _line(self, run: runner.JobRun, work: client.Work) -> None:
-        sent_in = self._turns.window(work.line.model).round
+        name = work.line.model
+        sent_in = self._turns.window(name).round, self._turns.allowance(run, name).round
         run.dispatched(work)
         try:
             answer = await self._sender.send(
-                run.job, work, run.begun(work), functools.partial(run.heard, work)
+                run.job,
+                work,
+                run.begun(work),
+                functools.partial(run.heard, work),
+                run.preempted(work),
             )
         finally:
-            self._turns.give_back(run, work.line.model)
+            self._turns.give_back(run, name)
             self._wake.set()
         judged = verdicts.judge(answer)
-        self._learn(work.line.model, judged, sent_in)
+        alone = verdicts.alone(judged, work.payload)
+        self._learn(run, name, judged, sent_in, alone=alone)
         delay = run.conclude(work, answer, judged)
         run.touch()
-        if delay is not None:
-            run.waiting += 1
-            await self._clock.sleep(delay)
-            run.waiting -= 1
-            run.ready.append(work, first=True)
-            self._wake.set()
-        else:
+        if delay is None:
             run.look()
+            return
+        with contextlib.ExitStack() as until:
+            until.callback(self._wake.set)
+            until.enter_context(run.retrying(name))
+            if judged.verdict is verdicts.Verdict.WAIT:
+                until.enter_context(self._turns.kept(run, name, alone=alone))
+            await self._clock.sleep(delay)
+        run.ready.append(work, first=True)
 
-    def _learn(self, served: str, judged: verdicts.Judged, sent_in: int) -> None:
+    def _learn(
+        self,
+        run: runner.JobRun,
+        served: str,
+        judged: verdicts.Judged,
+        sent_in: tuple[int, int],
+        *,
+        alone: bool,
+    ) -> None:
+        fleet, own = self._turns.window(served), self._turns.allowance(run, served)
         if judged.verdict is verdicts.Verdict.WAIT:
-            self._turns.window(served).refused(sent_in)
+            if alone:  # which says nothing of the fleet
+                own.refused(sent_in[1])
+            else:
+                fleet.refused(sent_in[0])
             if judged.code in _OUR_FAULT:
                 _LOG.error("the gateway refuses the batch runner's own key: %s", judged.message)
         elif judged.verdict is verdicts.Verdict.OK:
-            self._turns.window(served).answered()
+            fleet.answered()
+            own.answered()
         elif judged.code == errors.ModelNotFound.code:
             self._turns.forget_model(served)
 

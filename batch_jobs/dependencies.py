@@ -154,16 +154,22 @@ def _failed(found: set[Fate]) -> Met:
     return Met.MET if Fate.NOT_OK in found else Met.NEVER
 
 
-def cycle(job_id: int, wanted: Wanted, others: Mapping[int, Wanted]) -> tuple[int, ...]:
+def cycle(
+    job_id: int,
+    wanted: Wanted,
+    others: Mapping[int, Wanted],
+    meant: Callable[[Ref], Iterable[int]],
+) -> tuple[int, ...]:
     """Return the ids of a circle that a job's new dependency would close, or ().
 
     Args:
         job_id: the job.
         wanted: its new dependency.
         others: those of all jobs that have not ended.
+        meant: which of these jobs a reference names: of an array all tasks.
     """
     came_from: dict[int, int] = {}
-    todo = [(ref.job_id, job_id) for ref in wanted.refs if not ref.slurm]
+    todo = [(each, job_id) for each in _meant(wanted, meant)]
     while todo:
         at, before = todo.pop()
         if at == job_id:
@@ -174,5 +180,9 @@ def cycle(job_id: int, wanted: Wanted, others: Mapping[int, Wanted]) -> tuple[in
         if at in came_from:
             continue
         came_from[at] = before
-        todo += [(ref.job_id, at) for ref in others.get(at, Wanted()).refs if not ref.slurm]
+        todo += [(each, at) for each in _meant(others.get(at, Wanted()), meant)]
     return ()
+
+
+def _meant(wanted: Wanted, meant: Callable[[Ref], Iterable[int]]) -> Iterable[int]:
+    return (each for ref in wanted.refs if not ref.slurm for each in meant(ref))

@@ -4,6 +4,7 @@ A file's bytes are in place, synced, before its row is there; a row is gone befo
 dies in between leaves bytes without a row, which `sweep` removes, and never a row without bytes.
 """
 
+import contextlib
 import os
 import shutil
 import time
@@ -13,7 +14,7 @@ from typing import BinaryIO
 
 import sqlalchemy as sa
 
-from batch_jobs import intake, model, openai_shape, results
+from batch_jobs import checkpoint, intake, model, openai_shape, parquet, results
 from batch_jobs import store as stores
 from batch_jobs.tables import FILES, JOBS
 from scheduler.contracts import errors
@@ -134,6 +135,17 @@ class Files:
             connection.execute(sa.delete(FILES).where(FILES.c.file_id == file_id))
         self.path(file_id).unlink(missing_ok=True)
 
+    def delete_result(self, job_id: int, part: str, state_dir: Path) -> None:
+        """Remove the results of an ended job, and its journal, which holds every answer too."""
+        folder = intake.job_folder(state_dir, job_id)
+        gone = [openai_shape.PARTS[part], results.JOURNAL, checkpoint.NAME]
+        if part == "output":
+            gone.append(parquet.OUTPUT)
+        for name in gone:
+            (folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # all of it has just expired
+            self._store.stored(job_id, intake.stored_bytes(folder))
+
     def of_job(self, job: model.BatchJob, part: str, state_dir: Path) -> StoredFile | None:
         """Return one of a job's files, or None if it is not there."""
         path = intake.job_folder(state_dir, job.job_id) / openai_shape.PARTS[part]
@@ -177,14 +189,25 @@ def sweep(
         if each.expires_us and each.expires_us <= now_us:
             files.delete(each.file_id)
             done.append(f"file {each.file_id} of team {each.team} has expired")
-    for job in store.list(stores.Filter(states=tuple(model.FINAL), kept=True)):
-        folder = intake.job_folder(state_dir, job.job_id)
+    folders = list(
+        (state_dir / intake.FOLDER).glob("[0-9]*")
+    )  # before the rows: none is new to them
+    jobs = store.kept()
+    for job in jobs:
         kept_s = min(filter(None, (keep_s, job.output_keep_s)), default=0)
-        if kept_s and job.ended_us + kept_s * 1_000_000 <= now_us:
+        if job.ended_us and kept_s and job.ended_us + kept_s * 1_000_000 <= now_us:
+            folder = intake.job_folder(state_dir, job.job_id)
             shutil.rmtree(folder, ignore_errors=True)  # its journal, too, holds every answer
             store.purged(job.job_id, now_us)
             done.append(f"files of job {job.job_id} were kept for {kept_s} s")
+    known = {str(job.job_id) for job in jobs}
+    for path in folders:
+        # Of an insert that was undone, or what could not be removed when its time had come.
+        if keep_s and path.name not in known and _older(path, keep_s):
+            shutil.rmtree(path, ignore_errors=True)
+            done.append(f"{path}: of no job, and older than {keep_s} s")
     _orphans(files, state_dir)
+    intake.sweep(state_dir)
     return done
 
 
@@ -192,8 +215,16 @@ def _orphans(files: Files, state_dir: Path) -> None:
     """Remove bytes whose row was never written, or is gone."""
     known = {each.file_id for each in files.list(None, None)}
     for path in (state_dir / intake.FOLDER / FOLDER).glob("file-*"):
-        if path.name not in known and time.time() - path.stat().st_mtime > _STALE_S:
+        if path.name not in known and _older(path, _STALE_S):
             path.unlink(missing_ok=True)
+
+
+def _older(path: Path, seconds: float) -> bool:
+    """Whether nothing has come to a path for so long; it may be gone by now."""
+    try:
+        return time.time() - path.stat().st_mtime > seconds
+    except FileNotFoundError:
+        return False
 
 
 def _row(kept: StoredFile) -> dict[str, object]:

@@ -33,7 +33,13 @@ class Finisher:
     async def _move(
         self, job: model.BatchJob, event: model.Event, **changes: Any
     ) -> model.BatchJob:
-        return await asyncio.to_thread(self._store.move, job, event, **changes)
+        try:
+            return await asyncio.to_thread(self._store.move, job, event, **changes)
+        except stores.Stale:  # by an earlier try whose answer was lost: nobody else moves this job
+            newest = await asyncio.to_thread(self._store.get, job.job_id)
+            if newest is None or newest.state is not model.after(job.state, event):
+                raise
+            return newest
 
     async def seal(self, run: runner.JobRun) -> None:
         """Make the ending the journal's last word."""

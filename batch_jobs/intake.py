@@ -1,24 +1,32 @@
 """Takes a submitted file in, chunk by chunk: keeps it, checks each line, notes the bad ones.
 
-Everything lies in one folder of the state folder (`FOLDER`/<job id>/): the file as it came, and the
-lines that can't be sent, which the runner takes into the job's journal when it opens it.
+Everything lies in one folder of the state folder (`FOLDER`/<job id>/): the file as it came, the lines that
+can't be sent, which the runner takes into the job's journal when it opens it, and how many name which model.
 """
 
+import collections
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from batch_jobs import estimates, lines, results
 
+log = logging.getLogger(__name__)
 FOLDER = "batch"
 REJECTS = "rejects.jsonl"
+MODELS = "models.json"
+OTHERS = ""  # stands for the models of a file that names more than `_NAMED`
+_NAMED = 64
 _INCOMING = "incoming-"
 _STALE_S = 86_400
 _SHOWN = 100
@@ -79,7 +87,9 @@ class Intake:
         self._sha256 = hashlib.sha256()
         self._file = _create(self.folder / results.INPUT)
         self._rejects = _create(self.folder / REJECTS)
+        self._noted = _create(self.folder / MODELS)
         self._tokens = estimates.Tokens()
+        self._models: collections.Counter[str] = collections.Counter()
         self._bytes = 0
         self._total = 0
         self._bad = 0
@@ -100,7 +110,8 @@ class Intake:
     def finish(self) -> Report:
         """Take the end of the file; its parts are on disk when this returns."""
         self._check(self._splitter.close())
-        for file in (self._file, self._rejects):
+        self._noted.write(json.dumps(self._models).encode())
+        for file in (self._file, self._rejects, self._noted):
             file.flush()
             os.fsync(file.fileno())
             file.close()
@@ -130,6 +141,7 @@ class Intake:
         """Throw the files away, unless they were placed."""
         self._file.close()
         self._rejects.close()
+        self._noted.close()
         if self.folder is not None:
             shutil.rmtree(self.folder)
             self.folder = None
@@ -142,6 +154,8 @@ class Intake:
             self._total += 1
             if isinstance(line, lines.Line):
                 self._tokens.add(line, len(raw.data))
+                known = len(self._models) < _NAMED or line.model in self._models
+                self._models[line.model if known else OTHERS] += 1
             else:
                 self._bad += 1
                 self._rejects.write(json.dumps(dataclasses.asdict(line)).encode() + b"\n")
@@ -161,7 +175,41 @@ def rejects(folder: Path) -> Iterator[lines.BadLine]:
 
 
 def sweep(state_dir: Path) -> None:
-    """Remove uploads that were broken off a day ago or more."""
+    """Remove uploads that were broken off a day ago or more, by gateways that were killed over them."""
     for folder in (state_dir / FOLDER).glob(f"{_INCOMING}*"):
-        if time.time() - folder.stat().st_mtime > _STALE_S:
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # its gateway has just placed it or thrown it away
+            newest = max(each.stat().st_mtime for each in (folder, *folder.iterdir()))
+            if time.time() - newest > _STALE_S:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def models(folder: Path) -> Mapping[str, int] | None:
+    """Return how many good lines name which model (`OTHERS`: further ones); None: that is not known."""
+    path = folder / MODELS
+    try:
+        return _counts(json.loads(path.read_bytes()))
+    except OSError:  # a job of an older release, or its files are gone
+        return None
+    except (ValueError, RecursionError) as error:  # it is a hint alone
+        _say_damaged(path, str(error))
+        return None
+
+
+def _counts(found: Any) -> Mapping[str, int]:
+    if not isinstance(found, dict):
+        raise ValueError("no JSON object")  # noqa: TRY004 - bad input, as all else that is wrong here
+    for name, count in found.items():
+        if type(count) is not int or count < 0:
+            raise ValueError(f"{name}: {count!r} is no number of lines")
+    return found
+
+
+@functools.lru_cache(maxsize=1_000)  # once for each: it is read again and again
+def _say_damaged(path: Path, why: str) -> None:
+    log.warning(
+        "%s: how many lines name which model can't be read (%s), so the job's own model counts; remove it",
+        path,
+        why,
+    )

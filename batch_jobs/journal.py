@@ -3,17 +3,14 @@
 The append of a result is the commit point of its line: results are published from the journal alone,
 so a line has either its one result in here or none. A file is `MAGIC`, then entries: payload length
 and CRC-32 (`_HEAD`), then the payload: kind, attempt and line number (`_BODY`) and bytes, which for a
-result are the very line of the output or error file. The writer holds a lock on the file, so two
-runners never work on one job and the death of one frees it at once.
+result are the very line of the output or error file. What writes them is `journal_writer`.
 """
 
+import collections
 import dataclasses
 import enum
-import fcntl
 import logging
-import os
 import struct
-import threading
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -48,12 +45,15 @@ class Kind(enum.IntEnum):
 RESULTS = frozenset({Kind.SUCCEEDED, Kind.FAILED})
 _BEGUN = frozenset({Kind.PROMPT, Kind.TOKENS})
 _KINDS = frozenset(Kind)
-_CHECKPOINT_BYTES = 32 << 20  # read again in less than a second
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry; `line` and `attempt` are 0 where they say nothing."""
+    """One entry; `line` and `attempt` are 0 where they say nothing.
+
+    Attributes:
+        attempt: of the line; of a result the number of the line's model, see `reading.Reader.number`.
+    """
 
     kind: Kind
     line: int = 0
@@ -74,10 +74,6 @@ class Entry:
 def used(prompt: int, cached: int, output: int) -> bytes:
     """Return what a USED entry holds."""
     return _USED.pack(*(max(0, min(tokens, 0xFFFFFFFF)) for tokens in (prompt, cached, output)))
-
-
-class JournalBusy(Exception):
-    """Another process writes this journal."""
 
 
 class JournalError(Exception):
@@ -108,6 +104,7 @@ class Recovered:
         histories: of lines that were sent and have no result.
         partials: the beginnings of these lines' answers.
         used: tokens of the answers: prompt, cached ones among them, output.
+        answered: results by the number of their line's model; 0: it was not noted.
         marks: where the input file's lines begin, see `checkpoint.Checkpoint`.
         sealed: the ending, or "" while lines may still run.
         size: bytes of whole entries; the torn rest is cut when a writer opens the file.
@@ -119,6 +116,7 @@ class Recovered:
     marks: "array[int]" = dataclasses.field(default_factory=lambda: array("Q", [0]))
     used: list[int] = dataclasses.field(default_factory=lambda: [0, 0, 0])
     pending: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    answered: "collections.Counter[int]" = dataclasses.field(default_factory=collections.Counter)
     sealed: str = ""
     ok: int = 0
     failed: int = 0
@@ -145,6 +143,7 @@ class Recovered:
                 self.used[at] += tokens
             self.ok += entry.kind is Kind.SUCCEEDED
             self.failed += entry.kind is Kind.FAILED
+            self.answered[entry.attempt] += 1
             return True
         if entry.kind in _BEGUN:
             self._begun(entry)
@@ -199,6 +198,7 @@ class Recovered:
             marks=list(self.marks),
             used=list(self.used),
             pending=list(self.pending.items()),
+            answered=list(self.answered.items()),
         )
 
     @classmethod
@@ -214,6 +214,7 @@ class Recovered:
             marks=checkpoint.marks(found),
             used=list(found.used),
             pending=dict(found.pending),
+            answered=collections.Counter(dict(found.answered)),
             sealed=found.sealed,
             ok=found.ok,
             failed=found.failed,
@@ -302,98 +303,3 @@ def recover(path: Path, last_line: int) -> Recovered:
             found.add(entry)
             found.size = at + entry.size
     return found
-
-
-class Writer:
-    """Appends entries; `commit` makes all that were appended before it durable.
-
-    `append` may be called while `commit` runs in another thread. After a failed commit (a full disk)
-    nothing is lost: the file is cut back to its last whole entry and the next commit writes again.
-    """
-
-    def __init__(self, path: Path, last_line: int = 0) -> None:
-        """Open and lock the journal, recover it, and cut what is torn at its end.
-
-        Args:
-            path: the journal; made if it is not there.
-            last_line: the number of the job's last line.
-
-        Raises:
-            JournalBusy: another process holds it.
-            JournalError: not a journal.
-        """
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise JournalBusy(f"{path} is held by another runner") from None
-            self.recovered = recover(path, last_line)
-            self._size = self.recovered.size
-            if cut := os.fstat(self._fd).st_size - self._size:
-                _LOG.warning("%s: %d bytes after its last whole entry are cut", path, cut)
-            os.ftruncate(self._fd, self._size)
-        except BaseException:
-            os.close(self._fd)
-            raise
-        self._folder = path.parent
-        self._kept = self._size  # bytes that a checkpoint covers, or that were just read
-        self._buffer: list[bytes] = [] if self._size else [MAGIC]
-        self._lock = threading.Lock()  # guards the buffer
-        self._committing = threading.Lock()
-
-    def append(self, entry: Entry) -> None:
-        """Queue an entry for the next commit."""
-        with self._lock:
-            self._buffer.append(entry.encode())
-
-    def commit(self) -> None:
-        """Write what is queued and return when it is on disk.
-
-        Raises:
-            OSError: the disk refused; what was queued stays queued.
-        """
-        with self._committing:
-            self._flush()
-
-    def due(self) -> checkpoint.Checkpoint | None:
-        """Return a checkpoint if one is due: call where `append` is called, `keep` it after a commit."""
-        with self._lock:
-            size = self._size + sum(map(len, self._buffer))
-        if size - self._kept < _CHECKPOINT_BYTES:
-            return None
-        self._kept = size
-        return self.recovered.kept(size)
-
-    def keep(self, found: checkpoint.Checkpoint) -> None:
-        """Write a checkpoint; everything up to its size has been committed."""
-        checkpoint.write(self._folder, found)
-
-    def _flush(self) -> None:
-        with self._lock:
-            queued = len(self._buffer)
-            data = b"".join(self._buffer[:queued])
-        if not data:
-            return
-        try:
-            done = 0
-            while done < len(data):
-                done += os.pwrite(self._fd, data[done:], self._size + done)
-            os.fdatasync(self._fd)
-        except OSError:
-            os.ftruncate(self._fd, self._size)
-            raise
-        with self._lock:
-            self._size += len(data)
-            del self._buffer[:queued]
-
-    def close(self) -> None:
-        """Commit and let go of the file, once; the lock is free even if the commit failed."""
-        with self._committing:
-            if self._fd < 0:
-                return
-            try:
-                self._flush()
-            finally:
-                os.close(self._fd)
-                self._fd = -1

@@ -18,16 +18,22 @@ BOM = b"\xef\xbb\xbf"
 MAX_CUSTOM_ID = 512
 _OURS = "forebay_"
 _THEIRS = frozenset({"forebay_cache_hint", "forebay_version"})
+_ADAPTER = "forebay_adapter"  # lines are grouped by the model's name: adapters share no prefix
 ENDPOINTS = frozenset(str(endpoint) for endpoint in requests.Endpoint)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RawLine:
-    """A line without its newline; `data` is empty where the line was longer than allowed."""
+    """A line without its newline; `data` is empty where the line was longer than allowed.
+
+    Attributes:
+        at: where in the file `data` begins.
+    """
 
     number: int
     data: bytes
     too_long: bool = False
+    at: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,13 +113,13 @@ class Splitter:
         while (end := chunk.find(b"\n", at)) >= 0:
             piece = chunk[at:end]
             at = end + 1
-            self.at = self._fed + at
+            begin, self.at = self.at, self._fed + at
             if self._rest or self._too_long or len(piece) > self._max or not self.number:
                 self._take(piece)
-                yield self._line()
+                yield self._line(begin)
             else:  # as nearly all are: whole in one chunk
                 self.number += 1
-                yield RawLine(self.number, piece)
+                yield RawLine(self.number, piece, False, begin)
         if at < len(chunk):
             self._take(chunk[at:])
         self._fed += len(chunk)
@@ -121,7 +127,7 @@ class Splitter:
     def close(self) -> Iterator[RawLine]:
         """Yield the last line, if it has no newline."""
         if self._rest or self._too_long:
-            yield self._line()
+            yield self._line(self.at)
 
     def _take(self, piece: bytes) -> None:
         if self._too_long or len(self._rest) + len(piece) > self._max:
@@ -130,12 +136,12 @@ class Splitter:
         else:
             self._rest += piece
 
-    def _line(self) -> RawLine:
+    def _line(self, begin: int) -> RawLine:
         self.number += 1
         data = bytes(self._rest)
-        if self.number == 1:
-            data = data.removeprefix(BOM)
-        line = RawLine(self.number, data, self._too_long)
+        if self.number == 1 and data.startswith(BOM):
+            data, begin = data[len(BOM) :], begin + len(BOM)
+        line = RawLine(self.number, data, self._too_long, begin)
         self._rest.clear()
         self._too_long = False
         return line
@@ -303,9 +309,10 @@ def _body(fields: dict[str, Any], rules: Rules) -> dict[str, Any]:
         raise Refused("invalid_body", "body.stream can't be true in a batch: leave it out")
     for field in body:
         if field.startswith(_OURS) and field not in _THEIRS:
-            raise Refused(
-                "invalid_body", f"body.{field[:64]} is set by the batch job: leave it out"
-            )
+            why = f"body.{field[:64]} is set by the batch job: leave it out"
+            if field == _ADAPTER:
+                why = f"body.{field}: name the adapter with the model, as model:adapter"
+            raise Refused("invalid_body", why)
     return body
 
 

@@ -5,12 +5,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from batch_jobs import model
+from batch_jobs import arrays, foretold, model
 from scheduler.contracts import command_line, times
 
 DEFAULT = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
 START = "%.18i %.8j %.8u %.2t %.19S %.19s %R"
 Job = Mapping[str, Any]
+_WHOLE = frozenset("MlL")  # times that squeue does not cut: what is left would be another time
 _FIELD = re.compile(r"%(\.?)(\d*)(.)")
 _BY_NAME = {
     **{state.short: state for state in model.State},
@@ -60,9 +61,20 @@ def back(job: Job) -> bool:
     return bool(blocked and job["lines"]["preempted"])
 
 
-def _short(job: Job) -> str:
-    state = model.State.PENDING if back(job) else model.State(job["state"])
-    return state.short
+def state(job: Job) -> model.State:
+    """Return a job's state as it is shown: one that waits again is pending."""
+    return model.State.PENDING if back(job) else model.State(job["state"])
+
+
+def asked(wanted: Sequence[model.State]) -> Sequence[model.State]:
+    """Return the states in which jobs may be that are shown in ``wanted``; see `within`."""
+    more = [model.State.RUNNING] if model.State.PENDING in wanted else []
+    return [*wanted, *(each for each in more if each not in wanted)]
+
+
+def within(jobs: Sequence[Job], wanted: Sequence[model.State]) -> list[Job]:
+    """Return the jobs that are shown in one of some states; without any: all of them."""
+    return [job for job in jobs if not wanted or state(job) in wanted]
 
 
 def _start(job: Job, tz: datetime.tzinfo) -> str:
@@ -72,9 +84,44 @@ def _start(job: Job, tz: datetime.tzinfo) -> str:
     return times.print_point(at, tz).replace("Unknown", "N/A")
 
 
+def _late_s(job: Job) -> float | None:
+    """By how much it started later than was said first."""
+    start = foretold.Start(job["submitted_us"], job["estimated_us"], job["started_us"])
+    return start.late_s if start.estimated_us and start.started_us else None
+
+
 def _left(job: Job) -> str:
     limit = job["time_limit_s"]
-    return times.print_duration(max(0, limit - job["elapsed_s"]) if limit else None)
+    return times.print_elapsed(max(0, limit - job["elapsed_s"]) if limit else None)
+
+
+_LONG = {
+    "account": "a", "arrayjobid": "F", "arraytaskid": "K", "command": "o", "comment": "k", "dependency": "E",
+    "endtime": "e", "jobarrayid": "i", "jobid": "A", "name": "j", "partition": "P", "prioritylong": "Q",
+    "qos": "q", "reason": "r", "reasonlist": "R", "starttime": "S", "state": "T", "statecompact": "t",
+    "submittime": "V", "timeleft": "L", "timelimit": "l", "timeused": "M", "username": "u", "fairshare": "f",
+    "firstestimate": "s", "lines": "D", "starterror": "X",
+}  # fmt: skip
+_LONG_FIELD = re.compile(r"([a-z]+)(?::(\.?)(\d{1,3}))?", re.ASCII)
+_LONG_WIDTH = 20
+
+
+def long_format(text: str) -> str:
+    """Return squeue's ``-O jobid,name:30,state:.12`` as a format of letters.
+
+    Raises:
+        command_line.CommandError: an unknown field, or a width that is none.
+    """
+    found = []
+    for word in text.split(","):
+        match = _LONG_FIELD.fullmatch(word.strip().lower())
+        letter = _LONG.get(match[1]) if match else None
+        if match is None or letter is None:
+            raise command_line.CommandError(
+                f"Format: unknown {word.strip()[:40]!r}: use {' '.join(sorted(_LONG))}, as in name:30"
+            )
+        found.append(f"%{match[2] or ''}{match[3] or _LONG_WIDTH}{letter}")
+    return "".join(found)
 
 
 class Format:
@@ -108,16 +155,17 @@ class Format:
                 lambda job, _: "N/A" if job["fairshare"] is None else f"{job['fairshare']:.6f}",
             ),
             "s": ("FIRST_ESTIMATE", point("estimated_us")),
+            "X": ("START_ERROR", lambda job, _: foretold.late(_late_s(job))),
             "P": ("TIER", lambda job, _: job["tier"]),
             "j": ("NAME", lambda job, _: job["name"]),
             "u": ("USER", lambda job, _: job["user"]),
             "a": ("ACCOUNT", lambda job, _: job["team"]),
-            "k": ("COMMENT", lambda job, _: job["comment"]),
-            "o": ("COMMAND", lambda job, _: job["source"]),
-            "t": ("ST", lambda job, _: _short(job)),
-            "T": ("STATE", lambda job, _: job["state"]),
-            "M": ("TIME", lambda job, _: times.print_duration(job["elapsed_s"])),
-            "l": ("TIME_LIMIT", lambda job, _: times.print_duration(job["time_limit_s"] or None)),
+            "k": ("COMMENT", lambda job, _: job["comment"] or "(null)"),
+            "o": ("COMMAND", lambda job, _: job["source"] or "(null)"),
+            "t": ("ST", lambda job, _: state(job).short),
+            "T": ("STATE", lambda job, _: str(state(job))),
+            "M": ("TIME", lambda job, _: times.print_elapsed(job["elapsed_s"])),
+            "l": ("TIME_LIMIT", lambda job, _: times.print_elapsed(job["time_limit_s"] or None)),
             "L": ("TIME_LEFT", lambda job, _: _left(job)),
             "D": ("LINES", _done),
             "r": ("REASON", lambda job, _: job["reason"]),
@@ -126,7 +174,7 @@ class Format:
             "S": ("START_TIME", lambda job, _: _start(job, tz)),
             "e": ("END_TIME", point("ended_us")),
         }
-        self._text = text
+        self.text = text
         for match in _FIELD.finditer(text):
             if match[3] not in self._letters:
                 known = " ".join(f"%{letter}" for letter in self._letters)
@@ -163,9 +211,31 @@ class Format:
             text = cell(match[3], width)
             if not width:
                 return text
+            if match[3] in _WHOLE and text[0].isdigit():
+                width = max(width, len(text))
             return (text.rjust if match[1] else text.ljust)(width)[:width]
 
-        return _FIELD.sub(fill, self._text).rstrip()
+        return _FIELD.sub(fill, self.text).rstrip()
+
+
+def collapsed(jobs: Sequence[Job]) -> list[Job]:
+    """Return jobs with an array's tasks that wait for the same reason in one row, as squeue without -r."""
+    groups: dict[tuple[object, ...], list[Job]] = {}
+    for job in jobs:
+        alike = job["array_id"] and job["state"] == model.State.PENDING and not back(job)
+        mark = (job["array_id"], job["reason"]) if alike else (job["job_id"],)
+        groups.setdefault(mark, []).append(job)
+    return [_together(group) for group in groups.values()]
+
+
+def _together(group: Sequence[Job]) -> Job:
+    first = group[0]
+    if len(group) == 1:
+        return first
+    tasks = arrays.show([job["array_task"] for job in group], first["array_limit"])
+    lines = {name: sum(job["lines"][name] for job in group) for name in first["lines"]}
+    shown = f"{first['array_id']}_[{tasks}]"
+    return {**first, "shown_id": shown, "array_task": tasks, "lines": lines}
 
 
 def _natural(text: str) -> list[tuple[int, float, str]]:

@@ -133,6 +133,8 @@ class Reason(enum.StrEnum):
     NEVER = "DependencyNeverSatisfied"
     ARRAY_LIMIT = "JobArrayTaskLimit"
     GROUP_JOBS = "AssocGrpJobsLimit"  # the team runs as many jobs as it may
+    GROUP_LINES = "AssocGrpLinesLimit"  # the team has as many lines in flight as it may
+    GROUP_TOKENS = "AssocGrpTokensLimit"  # the team has used up its quota
     QOS_JOBS = "QOSMaxJobsPerUserLimit"
     DEADLINE = "DeadLine"
     LAUNCH_FAILED = "JobLaunchFailure"  # the job's own files are gone or unreadable

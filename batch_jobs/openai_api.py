@@ -22,6 +22,7 @@ from batch_jobs import (
     lines,
     model,
     openai_shape,
+    queue_acts,
     routes,
     settings,
     sites,
@@ -50,7 +51,8 @@ def router(
     """Return the routes; arguments as those of `routes.router`."""
     kept = files.Files(store, state_dir, options.team_storage_bytes)
     uploads = _Uploads(store, kept, state_dir, clock)
-    batches = _Batches(store, uploads, options, site or sites.Site())
+    acts = queue_acts.Acts(store, options, clock, {}, site or sites.Site())
+    batches = _Batches(store, uploads, options, acts)
     found = fastapi.APIRouter(prefix="/v1", route_class=_Route)
     found.add_api_route("/files", uploads.upload, methods=["POST"])
     found.add_api_route("/files", uploads.listed, methods=["GET"])
@@ -185,14 +187,14 @@ class _Uploads:
 
     async def delete(self, request: Request, file_id: str) -> dict[str, Any]:
         """Remove a file; a batch that was made of it has its own copy."""
-        found, path = await self.find(request, file_id)
+        found, _ = await self.find(request, file_id)
         named = openai_shape.job_file(file_id)
         if named is None:
             await asyncio.to_thread(self.kept.delete, found.file_id)
         elif named[1] == "input":
             raise errors.BadRequest(f"{file_id} is part of job {named[0]}: it goes when that does")
         else:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
+            await asyncio.to_thread(self.kept.delete_result, *named, self.state_dir)
         return {"id": file_id, "object": "file", "deleted": True}
 
     async def find(self, request: Request, file_id: str) -> tuple[files.StoredFile, Path]:
@@ -230,9 +232,9 @@ class _Batches:
         store: stores.Store,
         uploads: _Uploads,
         options: settings.BatchJobsSettings,
-        site: sites.Site,
+        acts: queue_acts.Acts,
     ) -> None:
-        self._site = site
+        self._acts = acts
         self._store = store
         self._uploads = uploads
         self._options = options
@@ -249,7 +251,7 @@ class _Batches:
                 f"input_file_id: {found.file_id} was made by a batch", param="input_file_id"
             )
         await asyncio.to_thread(self._uploads.kept.check, job.team, found.bytes)
-        served = await asyncio.to_thread(self._site.models)
+        served = await asyncio.to_thread(self._acts.served, "")
         rules = lines.Rules(only=job.endpoint, models=caller.models, served=served)
         taken = await asyncio.to_thread(
             intake.Intake, self._uploads.state_dir, rules, self._options.max_line_bytes
@@ -265,6 +267,8 @@ class _Batches:
                     detail=fault,
                     ended_us=now,
                 )
+            else:
+                await asyncio.to_thread(self._acts.room, job, report.tokens.all)
             job = await asyncio.to_thread(self._store.add, job, taken.place)
         except OSError as error:
             raise errors.RecordingUnavailable(

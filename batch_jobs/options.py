@@ -2,10 +2,9 @@
 
 import argparse
 import datetime
+import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from batch_jobs import arrays, directives
 from scheduler.contracts import command_line, times
@@ -29,10 +28,10 @@ SCRIPT begins with #! and may hold #FBATCH lines and, after them, request lines;
 OpenAI batch format. Options: #FBATCH < FBATCH_<OPTION> in the environment < command line.
 
 examples:
-  fbatch --model=chat requests.jsonl
-  fbatch --test-only requests.jsonl         check every line, submit nothing
+  fbatch --model=chat --wait requests.jsonl && next-step
+  fbatch --test-only requests.jsonl
   fbatch -J night --begin=22:00 --deadline=tomorrow --output=out-%j.jsonl requests.jsonl
-  fbatch --wait job.fb requests.jsonl && next-step
+  id=$(fbatch --parsable --companion requests.jsonl); sbatch -d afterok:${id##*:} next.sh
 """
 
 
@@ -48,6 +47,7 @@ class _Refused(argparse.Action):
         raise command_line.CommandError(f"--{self.dest}: {_WHY[self.dest]}", USAGE_CODE)
 
 
+@functools.cache
 def parser() -> command_line.Parser:
     """Return fbatch's parser; what is not given is not in its namespace."""
     found = command_line.Parser(
@@ -56,6 +56,7 @@ def parser() -> command_line.Parser:
         description="Submit a file of requests; each line's answer lands in the output file once.",
         epilog=_EPILOG,
         usage_code=USAGE_CODE,
+        spelled_out=("--companion",),  # sbatch takes --com for --comment
         argument_default=argparse.SUPPRESS,
     )
     flag: dict[str, Any] = {"action": "store_true", "default": argparse.SUPPRESS}
@@ -68,7 +69,7 @@ def parser() -> command_line.Parser:
     found.add_argument(
         "-o", "--output", metavar="FILE", help="answers (fbatch-%%j.jsonl); %%j %%A %%x %%u"
     )
-    found.add_argument("-e", "--error", metavar="FILE", help="failed lines (OUTPUT with .err)")
+    found.add_argument("-e", "--error", metavar="F", help="failed lines (OUTPUT with .err)")
     found.add_argument(
         "--order",
         metavar="ORDER",
@@ -77,7 +78,7 @@ def parser() -> command_line.Parser:
     )
     found.add_argument("-b", "--begin", metavar="T", help="not before")
     found.add_argument("--deadline", metavar="TIME", help="of no use after")
-    found.add_argument("-t", "--time", metavar="LIMIT", help="minutes, HH:MM:SS, D-HH…")
+    found.add_argument("-t", "--time", metavar="T", help="minutes, HH:MM:SS, D-HH…")
     found.add_argument("-a", "--array", metavar="IDX", help="0-15:4%%2; %%a in FILE is the task")
     found.add_argument(
         "-d", "--dependency", metavar="WHAT", help="afterok:12,afterany:13; ? for or; slurm:4711"
@@ -96,6 +97,7 @@ def parser() -> command_line.Parser:
         "-W", "--wait", help="until it ends; exit 0 only if every line succeeded", **flag
     )
     found.add_argument("--follow", help="as --wait, and print answers as they come", **flag)
+    found.add_argument("--companion", help="a Slurm job that ends with it, to depend on", **flag)
     found.add_argument("--parsable", help="print the id alone", **flag)
     found.add_argument("-Q", "--quiet", help="print errors alone", **flag)
     for name, (short, takes) in _REFUSED.items():
@@ -151,17 +153,6 @@ def directive_lines(found: Sequence[directives.Directive]) -> dict[str, Any]:
             )
         said.update(line)
     return said
-
-
-def zone(env: Mapping[str, str]) -> datetime.tzinfo:
-    """Return the user's time zone: TZ, else the machine's, else UTC."""
-    try:
-        if name := env.get("TZ", "").lstrip(":"):
-            return ZoneInfo(name)
-        with Path("/etc/localtime").open("rb") as file:
-            return ZoneInfo.from_file(file)
-    except (OSError, ValueError, ZoneInfoNotFoundError):
-        return datetime.UTC
 
 
 def submission(said: Mapping[str, Any], *, now_us: int, tz: datetime.tzinfo) -> dict[str, Any]:

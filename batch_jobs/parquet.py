@@ -11,6 +11,7 @@ from batch_jobs import results
 FORMAT = "parquet"
 OUTPUT = "output.parquet"
 _ROWS = 2_000  # in a row group: what is in memory at once
+_BYTES = 32 * 1024 * 1024  # of their lines: an answer with embeddings may have megabytes
 _COLUMNS = {
     "custom_id": "string",
     "id": "string",
@@ -89,11 +90,13 @@ def build(folder: Path) -> None:
 
 def _groups(source: Path) -> Iterator[list[dict[str, Any]]]:
     rows: list[dict[str, Any]] = []
+    size = 0
     with source.open("rb") as file:
         for text in file:
             rows.append(row(json.loads(text)))
-            if len(rows) >= _ROWS:
+            size += len(text)
+            if len(rows) >= _ROWS or size >= _BYTES:
                 yield rows
-                rows = []
+                rows, size = [], 0
     if rows:
         yield rows

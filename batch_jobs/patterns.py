@@ -4,6 +4,7 @@ import re
 
 _SPECIFIER = re.compile(r"%(\d*)(.?)")
 KNOWN = "jAaxu%"
+_WIDEST = 10  # as sbatch: a larger width counts as that
 
 
 class PatternError(ValueError):
@@ -31,7 +32,7 @@ def expand(
     """Fill in a pattern.
 
     Args:
-        pattern: the file name; ``%5j`` pads with zeros to five places, as sbatch does.
+        pattern: the file name; ``%5j`` pads with zeros to five places, ten at most, as sbatch does.
         job_id: for %j.
         array_id: for %A; None: no array, whose own id is the job's.
         name: for %x; a slash in it becomes an underscore, so that it stays one path component.
@@ -43,16 +44,17 @@ def expand(
     """
 
     def fill(match: re.Match[str]) -> str:
-        width, letter = match.groups()
-        if letter == "%" and not width:
+        digits, letter = match.groups()
+        width = min(int(digits or 0), _WIDEST)
+        if letter == "%" and not digits:
             return "%"
         if letter in {"j", "A"}:
             number = job_id if letter == "j" or array_id is None else array_id
-            return str(number).zfill(int(width or 0))
+            return str(number).zfill(width)
         if letter == "a":
             if task_id is None:
                 raise PatternError(f"%a in {pattern!r} has no meaning without --array: take %j")
-            return str(task_id).zfill(int(width or 0))
+            return str(task_id).zfill(width)
         if letter == "x":
             return name.replace("/", "_")
         if letter == "u":
@@ -62,6 +64,15 @@ def expand(
         )
 
     return _SPECIFIER.sub(fill, pattern)
+
+
+def tells_tasks(pattern: str) -> bool:
+    """Whether each task of an array gets a file of its own."""
+    one, other = (
+        expand(pattern, job_id=number, array_id=1, name="x", user="x", task_id=number)
+        for number in (1, 2)
+    )
+    return one != other
 
 
 def error_beside(output: str) -> str:

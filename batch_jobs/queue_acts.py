@@ -32,6 +32,7 @@ class Change(pydantic.BaseModel):
     array_limit: int | None = pydantic.Field(None, ge=0, le=1_001)
 
 
+_MOVING = frozenset({"priority", "qos", "dependency", "begin_us"})
 _RUNNING_TOO = frozenset({"comment", "deadline_us", "time_limit_s", "array_limit"})
 
 
@@ -190,7 +191,7 @@ class Acts:
         Raises:
             errors.BadRequest: it does not wait.
         """
-        self._set(job, {"top_us": self._clock.wall_us()}, pending=True)
+        self._set(job, {"top_us": self._clock.wall_us(), "estimated_us": 0}, pending=True)
 
     def update(self, job: model.BatchJob, wish: Change, caller: requests.Caller) -> None:
         """Change a job.
@@ -210,7 +211,10 @@ class Acts:
             raise errors.BadRequest("the deadline has passed, or comes before the begin")
         if "dependency" in values:
             self._dependency(values["dependency"], caller, job.job_id)
-        self._set(job, values, pending=not values.keys() <= _RUNNING_TOO)
+        pending = not values.keys() <= _RUNNING_TOO
+        if values.keys() & _MOVING:  # what was said of its start no longer holds
+            values["estimated_us"] = 0
+        self._set(job, values, pending=pending)
 
     def _set(self, job: model.BatchJob, values: dict[str, Any], *, pending: bool) -> None:
         if not self._store.update(job.job_id, values, pending=pending):
@@ -248,8 +252,12 @@ class Acts:
             self._no_cycle(job_id, wanted)
 
     def _no_cycle(self, job_id: int, wanted: dependencies.Wanted) -> None:
-        others = {each.job_id: dependencies.read(each.dependency) for each in self._store.active()}
-        circle = dependencies.cycle(job_id, wanted, others)
+        active = self._store.active()
+        others = {each.job_id: dependencies.read(each.dependency) for each in active}
+        jobs = queueing.by_ref(active)
+        circle = dependencies.cycle(
+            job_id, wanted, others, lambda ref: [job.job_id for job in queueing.named(ref, jobs)]
+        )
         if circle:
             shown = " → ".join(map(str, circle))
             raise errors.BadRequest(

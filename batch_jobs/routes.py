@@ -18,6 +18,7 @@ import starlette.requests
 
 from batch_jobs import (
     files,
+    foretold,
     intake,
     lines,
     model,
@@ -168,7 +169,11 @@ class _Api:
         jobs = await asyncio.to_thread(self._store.list, wanted)
         now = self._clock.wall_us()
         placed = await asyncio.to_thread(self._acts.placed, now)
-        return {"jobs": [{**job.public(now), **placed(job)} for job in jobs]}
+        said: dict[str, Any] = {"jobs": [{**job.public(now), **placed(job)} for job in jobs]}
+        if request.query_params.get("estimates"):
+            starts = await asyncio.to_thread(self._store.foretold, foretold.LAST)
+            said["estimates"] = foretold.error(starts).public()
+        return said
 
     async def show(self, request: Request, job_id: str) -> dict[str, Any]:
         """Show one job. Reads only: however often it is asked, nothing is written."""
@@ -186,21 +191,26 @@ class _Api:
         jobs = await self._jobs(request, job_id)
         caller = caller_of(request)
         by = "admin" if caller.admin and caller.user != jobs[0].user else "user"
-        return await self._hold(jobs, by)
+        return await self._hold(jobs, by, caller)
 
     async def release(self, request: Request, job_id: str) -> dict[str, Any]:
         """Release a held job; what an admin holds, an admin releases."""
         jobs = await self._jobs(request, job_id)
-        for job in jobs:
-            if job.held == "admin" and not caller_of(request).admin:
-                raise errors.Forbidden(
-                    f"job {job.shown_id} is held by an admin: ask one to release it"
-                )
-        return await self._hold(jobs, "")
+        caller = caller_of(request)
+        if not caller.admin:
+            _refuse_admins(jobs)
+        return await self._hold(jobs, "", caller)
 
-    async def _hold(self, jobs: Sequence[model.BatchJob], by: str) -> dict[str, Any]:
-        done = [await asyncio.to_thread(self._store.hold, job.job_id, by) for job in jobs]
+    async def _hold(
+        self, jobs: Sequence[model.BatchJob], by: str, caller: requests.Caller
+    ) -> dict[str, Any]:
+        done = [
+            await asyncio.to_thread(self._store.hold, job.job_id, by, admin=caller.admin)
+            for job in jobs
+        ]
         if not any(done):
+            if not caller.admin:
+                _refuse_admins(jobs)
             raise errors.BadRequest(f"job {jobs[0].shown_id} is not pending")
         return {"job_id": jobs[0].job_id}
 
@@ -308,6 +318,17 @@ def visible(owned: Owned, caller: requests.Caller) -> bool:
     """Whether a caller may know of it: their own, their team's as a coordinator, all as an admin."""
     same = owned.team == caller.team and (caller.coordinator or owned.user == caller.user)
     return caller.admin or same
+
+
+def _refuse_admins(jobs: Sequence[model.BatchJob]) -> None:
+    """Refuse to touch what an admin holds.
+
+    Raises:
+        errors.Forbidden: one of them is such.
+    """
+    for job in jobs:
+        if job.held == "admin":
+            raise errors.Forbidden(f"job {job.shown_id} is held by an admin: ask one to release it")
 
 
 def _number(text: str) -> int:

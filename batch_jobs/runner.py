@@ -6,19 +6,22 @@ that are under way.
 """
 
 import asyncio
+import collections
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from batch_jobs import (
     client,
-    grouping,
     intake,
     journal,
+    journal_writer,
     lines,
     model,
     partial,
+    reading,
     ready,
     results,
     settings,
@@ -28,11 +31,11 @@ from scheduler.contracts import clock as clocks
 from scheduler.contracts import frames
 
 _LOG = logging.getLogger(__name__)
-_FIRST = ("", b"")
-_LOW = 256  # lines that are ready when more are read
-_MOST_LINES = 2 * grouping.LINES  # that are kept while their models' fleets are full
-_MOST_BYTES = 2 * grouping.BYTES
+_LOW = 256  # lines of a model that are ready when more of it are read
+_MOST_LINES = 4_096  # that are ready of all models, each of which has its part
+_MOST_BYTES = 4 * 1024 * 1024  # the same of their bodies
 _RETRY_S = 1.0
+_BLOCKED = {False: model.Reason.RESOURCES, True: model.Reason.GROUP_TOKENS}
 
 
 class JobRun:
@@ -42,27 +45,25 @@ class JobRun:
         self,
         job: model.BatchJob,
         source: results.Source,
-        writer: journal.Writer,
+        writer: journal_writer.Writer,
         options: settings.BatchJobsSettings,
     ) -> None:
         self.job = job
         self.source = source
         self.ready = ready.Ready()
         self.sent = 0
-        self.waiting = 0
+        self.waiting: collections.Counter[str] = collections.Counter()  # lines, by model
         self.tasks: set[asyncio.Task[None]] = set()
         self.over = asyncio.Event()  # set when no line may run any more, or none is left
         self.ending: model.Ending | None = None
         self.requeued = False
         self.stalled = ""  # why results can't be written now, or ""
         self.used = model.Used()  # by answers that the journal has on disk
-        self.blocked = False  # the newest answer was that there is no room
+        self.blocked = ""  # the reason, if the newest answer was that it waits
         self._options = options
         self._writer = writer
         self._lines = writer.recovered
-        self._at = 0  # the line that was read last
-        self._reader = self._open_lines()
-        self._exhausted = False
+        self._reader = reading.Reader(source, writer.recovered)
         self._reading = False
         self._dirty = asyncio.Event()
         self._durable, self.used = self.counts(), self._used()
@@ -79,19 +80,35 @@ class JobRun:
         """No line of it may be sent any more."""
         return self.ending is not None or self.requeued
 
-    def hungry(self, free: Callable[[str], bool]) -> bool:
-        """Whether lines should be read from the file now.
+    def hungry(self) -> bool:
+        """Whether lines should be read now: of some model few are ready, and the file may have more."""
+        if self._reading or self.over.is_set() or self._reader.exhausted:
+            return False
+        return self._reader.more(self._enough())
 
-        Args:
-            free: whether a model takes lines now; lines of those that do not are read past, within bounds.
-        """
-        if self._exhausted or self._reading or self.over.is_set():
-            return False
-        if self.waiting >= self._options.max_window:
-            return False
-        few = self.ready.of(filter(free, self.ready.models)) < _LOW
-        room = len(self.ready) < _MOST_LINES and self.ready.size < _MOST_BYTES
-        return len(self.ready) < _LOW or (few and room)
+    def _enough(self) -> Collection[str]:
+        """Return the models of which no lines are to be read now."""
+        ours = {*self.ready.models, *self.waiting}
+        parts = len(ours.union(self._reader.models)) or 1
+        low, size = max(1, min(_LOW, _MOST_LINES // parts)), _MOST_BYTES // parts
+        found = set()
+        for name in ours:
+            count, held = self.ready.of(name)
+            full = count >= low or held >= size
+            if full or self.waiting[name] >= self._options.max_window:
+                found.add(name)
+        return found
+
+    @contextlib.contextmanager
+    def retrying(self, name: str) -> Iterator[None]:
+        """Count a line of a model that waits before it is offered again."""
+        self.waiting[name] += 1
+        try:
+            yield
+        finally:
+            self.waiting[name] -= 1
+            if not self.waiting[name]:
+                del self.waiting[name]
 
     def counts(self) -> model.Counts:
         """Return the counts as they are, on disk or not yet."""
@@ -127,7 +144,8 @@ class JobRun:
         self._reading = True
         told = False
         try:
-            while (found := await asyncio.to_thread(self._read)) is None:
+            # What is enough may change until the file can be read again.
+            while (found := await asyncio.to_thread(self._read, self._enough())) is None:
                 if not told:
                     _LOG.error("job %d waits: its file can't be read", self.job.job_id)
                 told = True
@@ -135,56 +153,33 @@ class JobRun:
         finally:
             self._reading = False
         for work in found:
-            if isinstance(work, lines.BadLine):  # the site's limits have changed since intake
+            if isinstance(work, lines.BadLine):
                 data = _rejected(self.job.job_id, work)
                 self._record(journal.Kind.FAILED, work.number, data)
             else:
                 self.ready.append(work)
-        self._exhausted = not found
         self.look()
 
-    def _read(self) -> list[client.Work | lines.BadLine] | None:
-        """Return the next lines, none at the end of the file; None: it can't be read now."""
-        found: list[client.Work | lines.BadLine] = []
-        size = 0
+    def _read(self, enough: Collection[str]) -> list[client.Work | lines.BadLine] | None:
+        """Return the next lines, none of models that have enough; None: the file can't be read now."""
         try:
-            for work in self._reader:
-                found.append(work)
-                size += len(work.payload) if isinstance(work, client.Work) else 0
-                if len(found) >= grouping.LINES or size >= grouping.BYTES:
-                    break
+            return self._reader.read(enough)
         except OSError:
-            self._reader = self._open_lines()  # from there: one that has failed gives nothing more
-            if not found:
-                return None
-        found.sort(key=lambda work: work.prefix if isinstance(work, client.Work) else _FIRST)
-        return found
-
-    def _open_lines(self) -> Iterator[client.Work | lines.BadLine]:
-        path = self.source.folder / results.INPUT
-        done, read = self._lines, self._at
-        first = max(1, done.states.find(0, 1), read + 1)
-        for raw in results.read_input(path, self.source.max_line_bytes, done.marks, first):
-            if raw.number <= read:
-                continue
-            self._at = raw.number
-            if self._lines.states[raw.number]:
-                continue
-            line = lines.parse(raw, self.source.rules)
-            if isinstance(line, lines.BadLine):
-                yield line
-            elif line is not None:
-                yield client.Work.of(line)
+            return None
 
     def look(self) -> None:
         """End the job as drained if nothing is left of it."""
         left = self.ready or self.sent or self.waiting or self._reading
-        if self._exhausted and not left:
+        if self._reader.exhausted and not left:
             self.end(model.Ending.DRAINED)
 
     def begun(self, work: client.Work) -> partial.Partial | None:
         """Return what is known of a line's answer from its earlier tries."""
         return self._lines.partials.get(work.line.number)
+
+    def preempted(self, work: client.Work) -> int:
+        """Return how often a line gave its seat back, in earlier lives of the runner too."""
+        return self._lines.history(work.line.number).preempted
 
     def heard(self, work: client.Work, frame: frames.Frame, version: str) -> None:
         """Keep ids of an answer under way, so that the line's next try goes on from them."""
@@ -217,14 +212,16 @@ class JobRun:
         """
         verdict = judged.verdict
         number = work.line.number
-        self.blocked = verdict is verdicts.Verdict.WAIT
+        self.blocked = ""
+        if verdict is verdicts.Verdict.WAIT:
+            self.blocked = _BLOCKED[judged.of_quota]
         if verdict is verdicts.Verdict.OK:
             if used := verdicts.used(judged.body):
                 self._record(journal.Kind.USED, number, journal.used(*used))
             data = results.answered(
                 self.job.job_id, work.line, answer.request_id, judged.body or {}
             )
-            self._record(journal.Kind.SUCCEEDED, number, data)
+            self._result(journal.Kind.SUCCEEDED, work, data)
             return None
         if verdict is verdicts.Verdict.REFUSED:
             if (
@@ -270,7 +267,7 @@ class JobRun:
             request_id=answer.request_id,
             body=judged.body,
         )
-        self._record(journal.Kind.FAILED, work.line.number, data)
+        self._result(journal.Kind.FAILED, work, data)
 
     def _later(self, number: int, tries: int, answer: verdicts.Answer, most_s: float) -> float:
         return verdicts.backoff_s(
@@ -280,6 +277,9 @@ class JobRun:
             key=number,
             asked_s=answer.retry_after_s,
         )
+
+    def _result(self, kind: journal.Kind, work: client.Work, data: bytes) -> None:
+        self._record(kind, work.line.number, data, self._reader.number(work.line.model))
 
     def _record(self, kind: journal.Kind, number: int, data: bytes = b"", attempt: int = 0) -> None:
         entry = journal.Entry(kind, number, attempt, data)
@@ -362,23 +362,26 @@ def source_of(
     return results.Source(folder, job.job_id, job.last_line, rules, options.max_line_bytes)
 
 
-def open_journal(job: model.BatchJob, folder: Path) -> journal.Writer:
+def open_journal(job: model.BatchJob, folder: Path) -> journal_writer.Writer:
     """Open a job's journal and take the lines into it that intake refused. Blocks.
 
     Raises:
-        journal.JournalBusy: another runner works on the job.
+        journal_writer.JournalBusy: another runner works on the job.
         journal.JournalError: it is damaged beyond a torn end.
         OSError: the job's files can't be read.
     """
     if not (folder / results.INPUT).is_file():
         raise FileNotFoundError(2, "the submitted file is gone", str(folder / results.INPUT))
-    writer = journal.Writer(folder / results.JOURNAL, job.last_line)
+    writer = journal_writer.Writer(folder / results.JOURNAL, job.last_line)
     try:
         for bad in intake.rejects(folder):
             entry = journal.Entry(journal.Kind.FAILED, bad.number, data=_rejected(job.job_id, bad))
             if not writer.recovered.sealed and writer.recovered.add(entry):
                 writer.append(entry)
         writer.commit()
+    except (IndexError, TypeError, ValueError) as error:
+        writer.close()
+        raise journal.JournalError(f"{folder / intake.REJECTS} is damaged: {error}") from error
     except BaseException:
         writer.close()
         raise

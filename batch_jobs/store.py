@@ -7,14 +7,14 @@ failing in the middle. States change only from the state that the writer saw.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import alembic.command
 import alembic.config
 import sqlalchemy as sa
 
-from batch_jobs import model
+from batch_jobs import foretold, model
 from batch_jobs.tables import JOBS
 from scheduler.runtime.registry import database
 
@@ -38,6 +38,36 @@ class Filter:
     states: tuple[model.State, ...] = ()
     kept: bool = False  # only those whose files are there
     before: int = 0  # only ids below; 0: any
+
+
+class Had(NamedTuple):
+    """What a job took.
+
+    Attributes:
+        tokens: computed for it, those from the prefix cache left out.
+        started_us: UTC µs.
+        ended_us: UTC µs, 0: not yet.
+        expected: the tokens that were estimated for it, where it has run whole; else 0.
+    """
+
+    team: str
+    tokens: int
+    started_us: int
+    ended_us: int
+    expected: int
+
+
+class Kept(NamedTuple):
+    """A job whose files are there.
+
+    Attributes:
+        ended_us: UTC µs; 0: not yet.
+        output_keep_s: as `model.BatchJob.output_keep_s`.
+    """
+
+    job_id: int
+    ended_us: int
+    output_keep_s: int
 
 
 class Store:
@@ -113,10 +143,12 @@ class Store:
         query = sa.select(JOBS).order_by(JOBS.c.job_id.desc() if newest else JOBS.c.job_id)
         if wanted.kept:
             query = query.where(JOBS.c.purged_us == 0)
+        if wanted.ids:  # an array's id means all of its tasks
+            array = sa.and_(JOBS.c.array_id > 0, JOBS.c.array_id.in_(wanted.ids))
+            query = query.where(sa.or_(JOBS.c.job_id.in_(wanted.ids), array))
         if wanted.before:
             query = query.where(JOBS.c.job_id < wanted.before)
         for column, values in (
-            (JOBS.c.job_id, wanted.ids),
             (JOBS.c.team, wanted.teams),
             (JOBS.c.user, wanted.users),
             (JOBS.c.name, wanted.names),
@@ -192,14 +224,46 @@ class Store:
             )
         return done.rowcount == 1
 
-    def had(self, since_us: int) -> Sequence[tuple[str, int, int, int]]:
-        """Return what jobs that ran since a moment took: team, tokens, start and end (0: not yet)."""
+    def expect(self, starts: Mapping[int, int]) -> None:
+        """Keep when pending jobs that nobody holds are expected to start; the first word stays beside it.
+
+        Args:
+            starts: job id to UTC µs.
+        """
+        pending = str(model.State.PENDING)
+        at: sa.BindParameter[int] = sa.bindparam("at")
+        text = (
+            sa.update(JOBS)
+            .where(JOBS.c.job_id == sa.bindparam("job"), JOBS.c.state == pending, JOBS.c.held == "")
+            .values(
+                expected_us=at,
+                estimated_us=sa.case((JOBS.c.estimated_us == 0, at), else_=JOBS.c.estimated_us),
+            )
+        )
+        if starts:
+            with self.writing() as connection:
+                connection.execute(text, [{"job": job, "at": us} for job, us in starts.items()])
+
+    def had(self, since_us: int) -> Sequence[Had]:
+        """Return what jobs that ran since a moment took."""
         tokens = JOBS.c.prompt_tokens - JOBS.c.cached_tokens + JOBS.c.output_tokens
-        query = sa.select(JOBS.c.team, tokens, JOBS.c.started_us, JOBS.c.ended_us).where(
+        whole = sa.case((JOBS.c.state == str(model.State.COMPLETED), JOBS.c.queued_tokens), else_=0)
+        query = sa.select(JOBS.c.team, tokens, JOBS.c.started_us, JOBS.c.ended_us, whole).where(
             JOBS.c.started_us > 0, sa.or_(JOBS.c.ended_us == 0, JOBS.c.ended_us >= since_us)
         )
         with self.reading() as connection:
-            return [(str(t), int(n), int(s), int(e)) for t, n, s, e in connection.execute(query)]
+            return [Had(str(row[0]), *map(int, row[1:])) for row in connection.execute(query)]
+
+    def foretold(self, most: int) -> Sequence[foretold.Start]:
+        """Return the newest jobs that have started after an estimate."""
+        query = (
+            sa.select(JOBS.c.submitted_us, JOBS.c.estimated_us, JOBS.c.started_us)
+            .where(JOBS.c.estimated_us > 0, JOBS.c.started_us > 0)
+            .order_by(JOBS.c.job_id.desc())
+            .limit(most)
+        )
+        with self.reading() as connection:
+            return [foretold.Start(*map(int, row)) for row in connection.execute(query)]
 
     def fates(self, ids: Sequence[int]) -> Sequence[model.BatchJob]:
         """Return jobs, and all tasks of arrays, with these ids."""
@@ -215,6 +279,20 @@ class Store:
         with self.reading() as connection:
             return int(connection.scalar(query) or 0)
 
+    def stored(self, job_id: int, size: int) -> None:
+        """Note what the files of a job that has ended take by now."""
+        with self.writing() as connection:
+            connection.execute(
+                sa.update(JOBS).where(JOBS.c.job_id == job_id).values(stored_bytes=size)
+            )
+
+    def kept(self) -> Sequence[Kept]:
+        """Return every job whose files are there; there may be a hundred thousand."""
+        query = sa.select(JOBS.c.job_id, JOBS.c.ended_us, JOBS.c.output_keep_s)
+        with self.reading() as connection:
+            found = connection.execute(query.where(JOBS.c.purged_us == 0))
+            return [Kept(*map(int, row)) for row in found]
+
     def purged(self, job_id: int, now_us: int) -> None:
         """Note that a job's files are gone."""
         with self.writing() as connection:
@@ -228,9 +306,15 @@ class Store:
         """Ask for a job's end; return False if it had ended. Asking twice is one request."""
         return self._ask(job_id, {"cancel_us": now_us}, JOBS.c.cancel_us == 0)
 
-    def hold(self, job_id: int, by: str) -> bool:
-        """Hold a pending job, ``by`` user or admin, or release it (""); False if it is not pending."""
-        return self._ask(job_id, {"held": by}, JOBS.c.state == str(model.State.PENDING))
+    def hold(self, job_id: int, by: str, *, admin: bool = False) -> bool:
+        """Hold a pending job, ``by`` user or admin, or release it (""); False if it is not pending.
+
+        What an admin holds stays so for all others: they hear False.
+        """
+        values = {"held": by, "estimated_us": 0}  # what was said of its start no longer holds
+        theirs = JOBS.c.held == "admin"
+        pending = JOBS.c.state == str(model.State.PENDING)
+        return self._ask(job_id, values, pending if admin else sa.and_(pending, sa.not_(theirs)))
 
     def _ask(self, job_id: int, values: dict[str, Any], only: sa.ColumnElement[bool]) -> bool:
         with self.writing() as connection:

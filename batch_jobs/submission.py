@@ -143,6 +143,12 @@ def _targets(wish: Submission, uid: int | None) -> tuple[str, str]:
             patterns.check(pattern, array=wish.array_task >= 0)
         except patterns.PatternError as fault:
             raise errors.BadRequest(f"--{option}: {fault}", param=option) from None
+        if wish.array_task >= 0 and pattern and not patterns.tells_tasks(pattern):
+            raise errors.BadRequest(
+                f"--{option}: {pattern!r} would be one file for all tasks, each over the one before: "
+                "put %a into it",
+                param=option,
+            )
         path = os.path.join(wish.cwd, pattern) if pattern else ""  # noqa: PTH118 - the user's text as it is
         if path and (not path.startswith("/") or "\0" in path or path.endswith("/")):
             raise errors.BadRequest(f"--{option}: {pattern!r} is no path of a file", param=option)

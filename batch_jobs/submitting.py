@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from batch_jobs import arrays, directives, options
+from batch_jobs import companion as companions
 from scheduler.contracts import clock as clocks
-from scheduler.contracts import command_line, ports
+from scheduler.contracts import command_line, ports, times
 
 JOBS = "/forebay/v1/jobs"
 _HEAD = 1 << 16
@@ -31,6 +32,7 @@ class Surroundings:
     cwd: Path
     stdin: TextIO
     pause: Callable[[float], None]
+    companion: companions.Submit | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,32 +44,83 @@ class Submitted:
 
 
 def submit(files: Sequence[str], said: Mapping[str, Any], around: Surroundings) -> list[Submitted]:
-    """Submit a job, or each task of an array; if one is refused, those before it are cancelled."""
+    """Submit a job, or each task of an array; if one fails, those before it are cancelled."""
     done: list[Submitted] = []
     try:
-        if any("%a" in name for name in files):
-            wanted = options.array({**options.environment(around.env), **said})
-            if wanted is None:
-                raise command_line.CommandError(
-                    "%a in a file's name is the task of an array: give --array beside it",
-                    options.USAGE_CODE,
-                )
-            for task in wanted.tasks:
-                names = [name.replace("%a", str(task)) for name in files]
-                with _sources(names, around) as (script, found):
-                    done.append(_one(script, found, said, around, (wanted, task, done)))
-        else:
-            with _sources(files, around) as (script, found):
-                merged = _merged(script, said, around)
-                wanted = options.array(merged)
-                for task in wanted.tasks if wanted else (-1,):
-                    done.append(_one(script, found, said, around, (wanted, task, done)))
-    except command_line.CommandError:
-        for each in done:
-            if each.answer["job_id"] is not None:
-                around.api.call("POST", f"{JOBS}/{each.answer['job_id']}/cancel")
+        _submit(files, said, around, done)
+    except KeyboardInterrupt:
+        if words := withdraw(done, around):
+            command_line.say(f"fbatch: {words}", around.err)
         raise
+    except (command_line.CommandError, OSError) as error:
+        words = withdraw(done, around)
+        if isinstance(error, OSError):  # a file that was there a moment ago
+            fault = command_line.CommandError(f"{error.filename or files}: {error.strerror}")
+        elif words:
+            fault = command_line.CommandError(error.message, error.code)
+        else:
+            raise
+        fault.message += f"; {words}" if words else ""
+        raise fault from error
     return done
+
+
+def _submit(
+    files: Sequence[str], said: Mapping[str, Any], around: Surroundings, done: list[Submitted]
+) -> None:
+    """Submit one after the other; ``done`` grows by each that was taken."""
+    if not any("%a" in name for name in files):
+        with _sources(files, around) as (script, found):
+            wanted = options.array(_merged(script, said, around))
+            for task in wanted.tasks if wanted else (-1,):
+                done.append(_one(script, found, said, around, (wanted, task, done)))
+        return
+    wanted = options.array({**options.environment(around.env), **said})
+    if wanted is None:
+        raise command_line.CommandError(
+            "%a in a file's name is the task of an array: give --array beside it",
+            options.USAGE_CODE,
+        )
+    for task in wanted.tasks:
+        names = [name.replace("%a", str(task)) for name in files]
+        with _sources(names, around) as (script, found):
+            done.append(_one(script, found, said, around, (wanted, task, done)))
+
+
+def withdraw(done: Sequence[Submitted], around: Surroundings) -> str:
+    """Cancel what was submitted, since what belongs to it was refused; returns what became of it, or ""."""
+    cancelled: list[str] = []
+    left: list[str] = []
+    for each in done:
+        job_id = each.answer["job_id"]
+        if job_id is None:
+            continue
+        try:
+            around.api.call("POST", f"{JOBS}/{job_id}/cancel")
+        except command_line.CommandError:  # the others are cancelled all the same
+            left.append(str(job_id))
+        else:
+            cancelled.append(str(job_id))
+    words = [f"batch job {', '.join(cancelled)} was cancelled"] if cancelled else []
+    if left:
+        words.append(f"batch job {', '.join(left)} was not: fcancel {','.join(left)}")
+    return "; ".join(words)
+
+
+def accompany(done: Sequence[Submitted], around: Surroundings) -> str:
+    """Submit the Slurm job that ends as these do, and return its id; refused, they are cancelled.
+
+    Raises:
+        command_line.CommandError: Slurm's refusal.
+    """
+    try:
+        if around.companion is None:
+            raise command_line.CommandError("--companion: there is no Slurm here")
+        return around.companion([int(each.answer["job_id"]) for each in done])
+    except command_line.CommandError as error:
+        raise command_line.CommandError(
+            f"{error.message}; {withdraw(done, around)}", error.code
+        ) from error
 
 
 def _merged(
@@ -85,7 +138,7 @@ def _one(
 ) -> Submitted:
     merged = _merged(script, said, around)
     now_us = clocks.SystemClock().wall_us()
-    wish = options.submission(merged, now_us=now_us, tz=options.zone(around.env))
+    wish = options.submission(merged, now_us=now_us, tz=times.local_zone(around.env))
     wish.setdefault("name", found.name[:256])
     wish.update(cwd=str(around.cwd), umask=_umask(), source=str(found.shown))
     wanted, task, before = place
@@ -94,7 +147,8 @@ def _one(
         wish.update(array_id=array_id or 0, array_task=task, array_limit=wanted.limit)
     for option in ("output", "error"):
         if option in merged:
-            _refuse_place(option, os.path.join(around.cwd, merged[option]))  # noqa: PTH118 - as it is
+            path = os.path.join(around.cwd, merged[option])  # noqa: PTH118 - as it is
+            _refuse_place(option, path, found.shown)
     stamp = _stamp(found.path)
     answer = around.api.call(
         "POST", JOBS, params={"options": json.dumps(wish)}, upload=found.path
@@ -104,7 +158,7 @@ def _one(
     return Submitted(merged, answer)
 
 
-def _refuse_place(option: str, path: str) -> None:
+def _refuse_place(option: str, path: str, submitted: str) -> None:
     """Refuse now what would refuse the results after hours of work; what patterns name is not known yet."""
     folder = os.path.dirname(path)  # noqa: PTH120 - the user's text as it is
     if "%" not in folder:
@@ -120,6 +174,11 @@ def _refuse_place(option: str, path: str) -> None:
         raise command_line.CommandError(
             f"--{option}: {path}: is a symbolic link, which results never go through: name its target"
         )
+    with contextlib.suppress(OSError):
+        if Path(path).samefile(submitted):
+            raise command_line.CommandError(
+                f"--{option}: {path}: is the submitted file itself: name another"
+            )
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -2,15 +2,17 @@
 
 from pathlib import Path
 
-from batch_jobs import journal, model, runner
+from batch_jobs import journal_writer, model, runner
 from batch_jobs import store as stores
 
 
-def journal_of(store: stores.Store, job: model.BatchJob, folder: Path) -> journal.Writer | None:
+def journal_of(
+    store: stores.Store, job: model.BatchJob, folder: Path
+) -> journal_writer.Writer | None:
     """Open a job's journal; None: the job is in another state than ``job`` by now. Blocks.
 
     Raises:
-        journal.JournalBusy: another runner works on the job.
+        journal_writer.JournalBusy: another runner works on the job.
         journal.JournalError: it is damaged beyond a torn end.
         OSError: the job's files can't be read.
         sqlalchemy.exc.SQLAlchemyError: the registry does not answer; the journal is let go of.

@@ -4,10 +4,10 @@
 | --- | --- | --- |
 | 200 with a JSON object | OK | – |
 | code `preempted` | PREEMPTED | no |
-| 429 (no room, no quota), 401, `no_replica`, `recording_unavailable`, `deadline_exceeded` | WAIT | no |
-| no connection | WAIT | no |
+| 429 (no room, no quota), 401, `busy`, `no_replica`, `deadline_exceeded` | WAIT | no |
+| `recording_unavailable`, no connection, 499: the runner itself did not read | WAIT | no |
 | code `replica_lost` | LOST | yes, and after two it is set aside as poisonous |
-| other 5xx, 408, 499, a cut connection, a broken body | RETRY | yes |
+| other 5xx, 408, a cut connection, a broken body | RETRY | yes |
 | other 4xx | REFUSED, final | – |
 """
 
@@ -61,16 +61,22 @@ class Judged:
     message: str = ""
     body: dict[str, Any] | None = None
 
+    @property
+    def of_quota(self) -> bool:
+        """Whether it is the team's own quota that is used up, and no lack of room."""
+        return self.code == errors.QuotaExceeded.code
+
 
 _WAIT_CODES = frozenset(
     {
         errors.Shed.code,
+        errors.Busy.code,
         errors.NoReplica.code,
         errors.RecordingUnavailable.code,
         errors.Expired.code,
     }
 )
-_COUNTED = frozenset({408, 499})
+_VERSION = b'"forebay_version"'  # within a text its quotes are escaped
 
 
 def judge(answer: Answer) -> Judged:
@@ -95,11 +101,23 @@ def _failure(status: int, code: str) -> Verdict:
         return Verdict.PREEMPTED
     if code == errors.ReplicaLost.code:
         return Verdict.LOST
-    if status in {401, 429} or code in _WAIT_CODES:
+    if status in {401, 429, 499} or code in _WAIT_CODES:
         return Verdict.WAIT
-    if status >= 500 or status in _COUNTED:
+    if status >= 500 or status == 408:
         return Verdict.RETRY
     return Verdict.REFUSED
+
+
+def alone(judged: Judged, payload: bytes) -> bool:
+    """Return whether a line waits for what is its user's own: a quota, or a version that it names itself.
+
+    Such a refusal says nothing of other users' lines of the model.
+
+    Args:
+        judged: why it waits.
+        payload: the line's body.
+    """
+    return judged.of_quota or (judged.code == errors.NoReplica.code and _VERSION in payload)
 
 
 def longest_wait_s(judged: Judged, asked_s: float, *, room_s: float, quota_s: float) -> float:
@@ -111,7 +129,7 @@ def longest_wait_s(judged: Judged, asked_s: float, *, room_s: float, quota_s: fl
         room_s: longest wait for room in the fleet: a gap should not stay empty.
         quota_s: longest wait for the team's own quota, which may be hours off or be raised meanwhile.
     """
-    if judged.code != errors.QuotaExceeded.code:
+    if not judged.of_quota:
         return room_s
     return max(room_s, min(asked_s or quota_s, quota_s))
 

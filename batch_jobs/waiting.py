@@ -1,16 +1,21 @@
 """``fbatch --wait``: follows a job until it ends, with a bar on a terminal and plain lines elsewhere."""
 
 import contextlib
+import functools
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from batch_jobs import model, patterns
 from scheduler.contracts import command_line, ports
 
+UNANSWERED = 75  # exit code: the gateway did not answer, so nobody knows; as sendmail's EX_TEMPFAIL
 _EACH_S = 0.5
-_PATIENCE = 120  # answers in a row that may fail: a gateway that restarts is no reason to give up
+_MOST_S = 10.0  # between two looks, where nobody watches
+_PATIENCE_S = 60.0  # a gateway that restarts is no reason to give up
 
+T = TypeVar("T")
 Show = Callable[[Mapping[str, Any]], None]
 
 
@@ -36,26 +41,23 @@ def until_done(
         follow: where answers are printed as they come.
 
     Raises:
-        command_line.CommandError: the gateway did not answer for a minute.
+        command_line.CommandError: there was no answer for a minute, or a refusal; where the gateway could
+            not be asked, its code is `UNANSWERED`.
     """
-    failures = 0
+    watched = follow is not None or command_line.colour(err)
+    waited_s = 0.0
     after = 0
+    ask = functools.partial(api.call, "GET", f"/forebay/v1/jobs/{job_id}")
     with _display(err, quiet=quiet) as show:
         while True:
-            try:
-                job = api.call("GET", f"/forebay/v1/jobs/{job_id}").json
-                after = _follow(job_id, after, api, follow)
-                failures = 0
-            except command_line.CommandError:
-                failures += 1
-                if failures >= _PATIENCE:
-                    raise
-                pause(_EACH_S)
-                continue
+            job: Mapping[str, Any] = patiently(ask, pause).json
+            after = _follow(job_id, after, api, follow, pause)
             show(job)
             if model.State(job["state"]).final:
                 break
-            pause(_EACH_S)
+            each_s = _EACH_S if watched else pace_s(waited_s)
+            pause(each_s)
+            waited_s += each_s
     written = [] if folder is None else fetch(job, api=api, folder=folder)
     if not quiet:
         print(summary(job), file=err)
@@ -65,12 +67,52 @@ def until_done(
     return 0 if good else 1
 
 
-def _follow(job_id: int, after: int, api: ports.Api, out: TextIO | None) -> int:
-    """Print the answers that have come since; returns the place behind them."""
+def patiently(
+    ask: Callable[[], T],
+    pause: Callable[[float], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> T:
+    """Ask again for a minute, the time of answers that never came included; returns the answer.
+
+    Args:
+        ask: asks.
+        pause: waits for so many seconds.
+        clock: seconds that only grow.
+
+    Raises:
+        command_line.CommandError: there was none; where nobody answered its code is `UNANSWERED`.
+    """
+    failing_s = 0.0
+    while True:
+        began = clock()
+        try:
+            return ask()
+        except command_line.CommandError as error:
+            failing_s += clock() - began + _EACH_S
+            if failing_s >= _PATIENCE_S:
+                if isinstance(error, command_line.Unanswered):
+                    error.code = UNANSWERED
+                raise
+            pause(_EACH_S)
+
+
+def pace_s(waited_s: float) -> float:
+    """Return how long to wait between two looks that nobody watches: thousands may wait for hours."""
+    return min(_MOST_S, max(_EACH_S, waited_s / 50))
+
+
+def _follow(
+    job_id: int,
+    after: int,
+    api: ports.Api,
+    out: TextIO | None,
+    pause: Callable[[float], None],
+) -> int:
+    """Print the answers that have come since; returns the place behind what is printed."""
     while out is not None:
-        said = api.call(
-            "GET", f"/forebay/v1/jobs/{job_id}/follow", params={"after": str(after)}
-        ).json
+        params = {"after": str(after)}
+        ask = functools.partial(api.call, "GET", f"/forebay/v1/jobs/{job_id}/follow", params=params)
+        said = patiently(ask, pause).json
         after = said["next"]
         for line in said["lines"]:
             out.write(line)
@@ -145,13 +187,14 @@ def _bar(err: TextIO) -> Iterator[Show]:
 
     with progress.Progress(
         progress.TextColumn("job {task.fields[job]} {task.fields[state]}"),
-        progress.BarColumn(),
+        progress.BarColumn(bar_width=None),  # what the words leave of the line
         progress.MofNCompleteColumn(),
         progress.TimeRemainingColumn(),
         progress.TextColumn("{task.fields[speed]} tokens/s"),
         progress.TextColumn("{task.fields[preempted]} preempted"),
         console=console.Console(file=err),
         transient=True,
+        expand=True,
     ) as shown:
         task = shown.add_task("", total=None, job="", state="", preempted=0, speed="-")
 

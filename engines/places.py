@@ -27,3 +27,14 @@ def listen_host(wish: str) -> str:
     if wish != "node":
         return wish
     return str(socket.getaddrinfo(node(), None, type=socket.SOCK_STREAM)[0][4][0])
+
+
+def meeting(host: str) -> str:
+    """Return an address of this node that nothing listens on now, as ``host:port``.
+
+    Whoever is told it listens there within seconds; that another process takes it meanwhile is as likely as
+    that the kernel gives the same port twice in a row.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as free:
+        return f"{host}:{free.getsockname()[1]}"

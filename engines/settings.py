@@ -38,7 +38,7 @@ class EnginesSettings:
     host: str = setting(
         "127.0.0.1",
         "Address on which agents and replicas listen; `node` takes the address that the node's name "
-        "resolves to, which a site with gateways on other hosts needs.",
+        "resolves to, which a site with gateways on other hosts, or replicas over several nodes, needs.",
     )
     drain_s: float = setting(
         20.0,
@@ -56,6 +56,13 @@ class EnginesSettings:
         20.0,
         "From Slurm's SIGTERM to the end of a lease; below Slurm's KillWait (30 s by default), so that "
         "rows are on disk before SIGKILL comes.",
+        unit="s",
+        least=1,
+    )
+    sleep_timeout_s: float = setting(
+        60.0,
+        "A parked replica whose engine does not sleep by then is ended instead; weights go to host memory at "
+        "10 to 50 GB/s.",
         unit="s",
         least=1,
     )
@@ -82,8 +89,9 @@ class EnginesSettings:
     no_step_s: float = setting(
         30.0,
         "An engine that has work and makes no step for so long (or for 50 of its usual steps, if that "
-        "is longer) hangs and leaves the routes; after twice that it is killed. The longest honest "
-        "step, a 32k prefill on a slow machine, is below it.",
+        "is longer) hangs and leaves the routes; after twice that it is killed, as is a replica that does "
+        "not answer at all for as long. The longest honest step, a 32k prefill on a slow machine, is below "
+        "it.",
         unit="s",
         least=1,
     )

@@ -1,8 +1,8 @@
 """Makes a tiny random Llama on disk, so that demo and tests serve a real model without downloading one.
 
-``python -P -m engines.tinymodel DIR [--lora NAME …] [--seed N]`` writes a folder in the form that vLLM
-and transformers load: 1.7 million parameters in float32, a byte-level BPE tokenizer trained on the text
-below, a chat template, a context of 2048 tokens. It talks nonsense, the same nonsense each time: equal
+``python -P -m engines.tinymodel DIR [--lora NAME …] [--labels A,B] [--seed N]`` writes a folder in the form
+that vLLM and transformers load: 1.7 million parameters in float32, a byte-level BPE tokenizer trained on the
+text below, a chat template, a context of 2048 tokens. It talks nonsense, the same nonsense each time: equal
 arguments give equal bytes on every machine, since only integers are drawn and scaled. Standard library
 alone, because neither Forebay's environment nor a login node has torch.
 """
@@ -315,6 +315,28 @@ def make(folder: Path, *, seed: int = 0) -> None:
     _write_json(folder / "config.json", _config())
 
 
+def make_classifier(folder: Path, *, labels: Sequence[str] = ("no", "yes"), seed: int = 0) -> None:
+    """Write a classifier into ``folder``: the model's body, and a head of its own in the model's place.
+
+    With one label it scores a pair of texts, as rankers do.
+    """
+    make(folder, seed=seed)
+    tensors = {name: one for name, one in _weights(seed).items() if name != "lm_head.weight"}
+    head = _Source(seed + 1).uniform(len(labels), _HIDDEN, spread=2 * math.sqrt(3 / _HIDDEN))
+    _write_safetensors(folder / "model.safetensors", {**tensors, "score.weight": head})
+    names = {str(number): label for number, label in enumerate(labels)}
+    (folder / "generation_config.json").unlink()
+    _write_json(
+        folder / "config.json",
+        {
+            **_config(),
+            "architectures": ["LlamaForSequenceClassification"],
+            "id2label": names,
+            "label2id": {label: int(number) for number, label in names.items()},
+        },
+    )
+
+
 def make_lora(folder: Path, *, seed: int = 1) -> None:
     """Write a LoRA adapter for the model into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -351,8 +373,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME",
         help="also write a LoRA adapter to FOLDER-NAME; may be repeated",
     )
+    parser.add_argument(
+        "--labels",
+        metavar="A,B",
+        help="make a classifier with these labels instead; of one label: a ranker",
+    )
     options = parser.parse_args(argv)
-    make(options.folder, seed=options.seed)
+    if options.labels:
+        labels = options.labels.split(",")
+        make_classifier(options.folder, labels=labels, seed=options.seed)
+    else:
+        make(options.folder, seed=options.seed)
     for number, name in enumerate(options.lora, start=1):
         make_lora(
             options.folder.with_name(f"{options.folder.name}-{name}"), seed=options.seed + number

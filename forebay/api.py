@@ -20,6 +20,7 @@ from scheduler.contracts import command_line, ports
 
 _CHUNK = 1 << 20
 _TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+_MUNGE_S = 10.0
 
 
 class GatewayApi:
@@ -71,13 +72,21 @@ class GatewayApi:
                     body = response.read()
             except httpx.TransportError as error:
                 reason = str(error) or type(error).__name__
-                raise command_line.CommandError(
+                raise command_line.Unanswered(
                     f"gateway at {self.url} does not answer ({reason}): is it running? "
                     "FOREBAY_URL says where it is"
                 ) from error
         if not response.is_success:
-            raise command_line.CommandError(_message(response, body))
-        return ports.ApiResponse(response.status_code, _json(body), body)
+            unable = response.status_code >= 500
+            kind = command_line.Unanswered if unable else command_line.CommandError
+            raise kind(_message(response, body))
+        try:
+            return ports.ApiResponse(response.status_code, jsonlib.loads(body or b"null"), body)
+        except ValueError:
+            raise command_line.Unanswered(
+                f"what answers at {self.url} is no gateway, or its answer was cut: FOREBAY_URL says where "
+                "one is"
+            ) from None
 
 
 class Credential:
@@ -106,9 +115,14 @@ class Credential:
         argv = ["munge", "--no-input"]
         if self._munge_socket:
             argv.append(f"--socket={self._munge_socket}")
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
-        if done.returncode != 0:
-            raise command_line.CommandError(
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, timeout=_MUNGE_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            done = subprocess.CompletedProcess(argv, 1, "", f"no answer in {_MUNGE_S:g} s")
+        if done.returncode != 0:  # nothing was asked: who waits for a job asks again
+            raise command_line.Unanswered(
                 f"munge gives no credential ({done.stderr.strip()}): is munged running? "
                 "FOREBAY_API_KEY is the other way in"
             )

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from accounting import billing, money, rates
 from accounting import settings as accounting_settings
-from batch_jobs import sites
+from batch_jobs import model, sites
+from batch_jobs import store as batch_store
 from scheduler.contracts import clock as clocks
 from scheduler.contracts import fleet, ports, requests
 
@@ -46,7 +47,8 @@ def models(
         stats = replica.stats
         serves = replica.state is fleet.ReplicaState.SERVING and replica.role in _TAKES
         if serves and stats is not None and stats.step_ms > 0 and stats.seats:
-            gpu_s = replica.spec.gpus * stats.step_ms / 1_000 / stats.seats
+            gpus = replica.spec.gpus / replica.spec.hardware.parts
+            gpu_s = gpus * stats.step_ms / 1_000 / stats.seats
             each.setdefault(replica.spec.model, []).append(gpu_s)
     weight = table.prefill_weight / table.decode_weight if table.decode_weight else 1.0
     found = {}
@@ -54,6 +56,12 @@ def models(
         gpu_s = max(each.get(name, ()), default=0.0)
         found[name] = sites.Served(frozenset(route.adapters), weight * gpu_s, gpu_s)
     return found
+
+
+def ended(jobs: batch_store.Store, time: clocks.Clock, job_id: int) -> bool:
+    """Return whether a batch job's team has ended it: cancelled, or past the time that it named. Blocks."""
+    job = jobs.get(job_id)
+    return job is not None and bool(job.cancel_us or model.overdue(job, time.wall_us()))
 
 
 def price(books: billing.Billing, time: clocks.Clock, tokens: Mapping[str, tuple[int, int]]) -> str:

@@ -1,15 +1,12 @@
 """What batch jobs still want of each model, for the broker, which lends them GPUs."""
 
-import collections
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from batch_jobs import intake, model, results
+from batch_jobs import intake, model
 from scheduler.contracts import ports
 
 TOKENS_A_LINE = 256  # sampled for a line, while a job has none that is done
-_SAMPLE = 64 * 1024  # bytes of a job's file that are read to see which models its lines name
 
 Shares = Callable[[int], Mapping[str, float]]
 """Which models the lines of a job name, by the job's id; shares that add up to 1, or nothing."""
@@ -39,38 +36,23 @@ def of_jobs(
     return found
 
 
-class Sampled:
-    """Looks at the beginning of each job's file, once; `Shares`."""
+class Noted:
+    """Looks up, once, how many lines of each job name which model, as intake noted it; `Shares`."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         self._known: dict[int, Mapping[str, float]] = {}
 
     def __call__(self, job_id: int) -> Mapping[str, float]:
-        """Return which models the first lines of a job name ("" for lines that name none)."""
-        if job_id not in self._known:
+        """Return which models the lines of a job name (`intake.OTHERS`: further ones)."""
+        found = self._known.get(job_id)
+        if found is None:
+            counts = intake.models(intake.job_folder(self._state_dir, job_id))
+            if counts is None:
+                return {}  # its files come later, or are gone: the job's own model counts
+            total = sum(counts.values())
             if len(self._known) > 10_000:
                 self._known.clear()
-            path = intake.job_folder(self._state_dir, job_id) / results.INPUT
-            try:
-                with path.open("rb") as file:
-                    self._known[job_id] = named(file.read(_SAMPLE))
-            except OSError:
-                return {}  # its files come later, or are gone: the job's own model counts
-        return self._known[job_id]
-
-
-def named(beginning: bytes) -> Mapping[str, float]:
-    """Return the share of each model among the whole lines of a file's beginning."""
-    counts: collections.Counter[str] = collections.Counter()
-    lines = beginning.split(b"\n")
-    for line in lines[:-1] if len(lines) > 1 else lines:
-        try:
-            body = json.loads(line)["body"]
-            name = body.get("model") or ""
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue
-        if isinstance(name, str):
-            counts[name] += 1
-    total = sum(counts.values())
-    return {name: count / total for name, count in counts.items()} if total else {}
+            found = {name: count / total for name, count in counts.items() if count}
+            self._known[job_id] = found
+        return found

@@ -17,7 +17,7 @@ import uvloop
 from forebay import config as configs
 from forebay import installation, lifeline, ready
 from scheduler.contracts import command_line, slurm
-from scheduler.runtime import config
+from scheduler.runtime import config, config_text
 
 _SERVICES = ("broker", "gateway", "batchd")
 _INNER = (
@@ -26,12 +26,12 @@ _INNER = (
 )  # started by `forebay gateway` with several workers
 _BODIES = {  # where each service's body is; loaded once it is asked for, with what it needs
     "broker": "forebay.services:broker",
-    "gateway": "forebay.services:gateway",
-    "batchd": "forebay.services:batchd",
+    "gateway": "forebay.doors:gateway",
+    "batchd": "forebay.batch_service:batchd",
     "gateway-worker": "forebay.gateway_service:worker",
     "gateway-admission": "forebay.admission_service:admission",
 }
-_IN_LEASES = ("agent", "slot", "replica")
+IN_LEASES = ("agent", "slot", "replica")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -95,7 +95,7 @@ def parser() -> command_line.Parser:
             )
         service.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
         service.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
-    for name in _IN_LEASES:
+    for name in IN_LEASES:
         inside = kinds.add_parser(name, help=f"run a lease's {name} (Forebay starts it itself)")
         inside.add_argument("--spec", type=Path, required=True, metavar="FILE")
     return made
@@ -104,7 +104,7 @@ def parser() -> command_line.Parser:
 def _run(asked: argparse.Namespace) -> int:
     if asked.what in (*_SERVICES, *_INNER):
         return _service(asked)
-    if asked.what in _IN_LEASES:
+    if asked.what in IN_LEASES:
         return _in_lease(asked)
     if asked.what == "config":
         return _config(asked)
@@ -139,6 +139,8 @@ def _service(asked: argparse.Namespace) -> int:
         asked.ready_fd = -1  # a broker that leads a second time has nobody left to tell
 
     uvloop.run(body(here, told))
+    if asked.what.startswith(("gateway", "broker")):
+        _gone(0)  # the interpreter would wait for calls to a registry that hangs
     return 0
 
 
@@ -167,7 +169,7 @@ def _gone(code: int) -> None:
 
 def _config(asked: argparse.Namespace) -> int:
     if asked.act == "example":
-        print(config.document(configs.TABLES), end="")
+        print(config_text.document(configs.TABLES), end="")
         return 0
     path = configs.find(asked.config)
     try:

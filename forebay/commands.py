@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import functools
 import io
 import os
 import sys
@@ -12,12 +13,11 @@ from typing import Any, TextIO
 from accounting import facct as facct_command
 from accounting import freport as freport_command
 from accounting import settings as accounting_settings
-from accounting import windows
 from batch_jobs import commands as batch_commands
-from forebay import api
+from forebay import api, batch_companion
 from forebay import config as configs
 from forebay import settings as forebay_settings
-from scheduler.contracts import clock, command_line, fleet, ports, slurm
+from scheduler.contracts import clock, command_line, fleet, ports, slurm, times
 from scheduler.runtime import commands as admin_commands
 from scheduler.runtime import config
 from scheduler.runtime import finfo as fleet_commands
@@ -35,7 +35,8 @@ class _Late:
 
 def fbatch() -> int:
     """Submit a batch job."""
-    return batch_commands.fbatch(sys.argv[1:], **_batch())
+    companion = functools.partial(batch_companion.submit, env=os.environ)
+    return batch_commands.fbatch(sys.argv[1:], companion=companion, **_batch())
 
 
 def fqueue() -> int:
@@ -74,7 +75,7 @@ def fctl() -> int:
     )
 
 
-def examine(out: TextIO) -> int:
+def examine(out: TextIO, as_json: bool = False) -> int:
     """Read the site's Slurm configuration and say what would slow reclaiming (`fctl doctor`)."""
     try:
         loaded = configs.load(configs.find(""))
@@ -86,19 +87,40 @@ def examine(out: TextIO) -> int:
         choice = select.connect(table, state)
     except slurm.SlurmError as error:
         raise command_line.CommandError(f"Slurm: {error}") from error
+    embedded = choice.port.kind == "embedded"
+    findings: tuple[doctor.Finding, ...] = ()
+    if not embedded:
+        findings = doctor.collect(
+            choice.port, serve=table.serve_partitions, backfill=table.backfill_partitions
+        )
+    # Where the site's own was looked for and not found, that is a fault.
+    code = int(table.client != "embedded") if embedded else int(doctor.failed(findings))
+    if as_json:
+        told = [
+            {**dataclasses.asdict(one), "severity": one.severity.name.lower()} for one in findings
+        ]
+        answer = {"client": choice.reason, "examined": not embedded, "findings": told}
+        command_line.print_json(answer, out)
+        return code
     print(f"Slurm by {choice.reason}", file=out)
-    if choice.port.kind == "embedded":
+    if embedded:
         print("the embedded Slurm has no configuration that could be examined", file=out)
-        return int(table.client != "embedded")  # the site's own was looked for and not found
-    findings = doctor.collect(
-        choice.port, serve=table.serve_partitions, backfill=table.backfill_partitions
-    )
-    return doctor.report(findings, out)
+    else:
+        doctor.report(findings, out)
+    return code
 
 
-def render(asked: fleet.Lease) -> str:
-    """Return the text of the job that the broker here would submit for a lease (`fctl lease --render`)."""
+def render(asked: fleet.Lease, units: int) -> str:
+    """Return the text of the job that the broker here would submit for a lease (`fctl lease --render`).
+
+    Args:
+        asked: what is said of the lease; ``hardware`` is one replica's.
+        units: of it, one replica's.
+    """
+    from engines import container
     from forebay import installation, lease
+    from scheduler.runtime import lease_commands
+    from scheduler.runtime import settings as scheduler_settings
 
     try:
         loaded = configs.load(configs.find(""))
@@ -110,8 +132,14 @@ def render(asked: fleet.Lease) -> str:
         port = here.connect_slurm()
     except slurm.SlurmError as error:
         raise command_line.CommandError(f"Slurm: {error}") from error
+    options = loaded.table(scheduler_settings.Settings)
     named = dataclasses.replace(asked, cluster=port.cluster)
-    return sbatch.job_text(lease.Renderer(here, port).job(named))
+    planned = lease_commands.planned(named, units, options)
+    renderer = lease.Renderer(here, port)
+    try:
+        return sbatch.job_text(renderer.job(planned)) + renderer.engine(planned)
+    except container.ContainerError as error:
+        raise command_line.CommandError(str(error)) from error
 
 
 def look(place: str, *, manifest: bool, write: bool) -> Mapping[str, Any]:
@@ -127,7 +155,7 @@ def look(place: str, *, manifest: bool, write: bool) -> Mapping[str, Any]:
     return inspecting.look(place, options, manifest=manifest, write=write)
 
 
-def rebuild(out: TextIO) -> int:
+def rebuild(out: TextIO, as_json: bool = False) -> int:
     """Make the rollups again from the Parquet files of this host (`fctl rebuild`)."""
     from accounting import books, manifest, rolling
 
@@ -149,6 +177,9 @@ def rebuild(out: TextIO) -> int:
         )
     except (manifest.ManifestDamaged, OSError) as error:
         raise command_line.CommandError(str(error)) from error
+    if as_json:
+        command_line.print_json({"days": done.days, "problems": list(done.problems)}, out)
+        return int(bool(done.problems))
     for problem in done.problems:
         print(problem, file=out)
     print(f"{done.days} days summed anew", file=out)
@@ -179,5 +210,5 @@ def _books() -> dict[str, Any]:
         "err": sys.stderr,
         "env": os.environ,
         "now": datetime.datetime.now(datetime.UTC),
-        "tz": windows.local_zone(os.environ),
+        "tz": times.local_zone(os.environ),
     }

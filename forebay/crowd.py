@@ -16,13 +16,13 @@ from pathlib import Path
 
 from prometheus_client import multiprocess
 
-from forebay import admission_service, gateway_service, installation, tree
+from forebay import admission_service, doors, installation, tree
 from gateway import settings as gateway_settings
 
 _log = logging.getLogger(__name__)
 
 
-async def gateway(here: installation.Installation, told: gateway_service.Told) -> None:
+async def gateway(here: installation.Installation, told: doors.Told) -> None:
     """Run the gateway's processes until SIGTERM or SIGINT."""
     table = here.config.table(gateway_settings.GatewaySettings)
     ending = asyncio.Event()
@@ -43,7 +43,7 @@ async def gateway(here: installation.Installation, told: gateway_service.Told) -
         }
         config = here.config.path
         options = ("--config", str(config)) if config is not None else ()
-        crowd = tree.Tree(options, here.state / "logs", env, _log.warning)
+        crowd = tree.Tree(options, here.state / "logs", env, _log.warning, here.stable_s)
         crowd.ended = lambda pid: _forget(pid, numbers)
         workers = [f"gateway-worker-{number}" for number in range(1, table.workers + 1)]
         try:
@@ -52,7 +52,7 @@ async def gateway(here: installation.Installation, told: gateway_service.Told) -
                 *(crowd.start(name, command="gateway-worker") for name in workers)
             )
             news = {key: str(value) for key, value in ready[0].items()}
-            gateway_service.publish(here.state / gateway_service.GATEWAY_FILE, news)
+            doors.publish(here.state / doors.FILE, news)
             told(news)
             await ending.wait()
         finally:

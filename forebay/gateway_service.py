@@ -2,11 +2,10 @@
 
 import asyncio
 import contextlib
+import functools
 import gc
-import json
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import fastapi
 
@@ -21,10 +20,10 @@ from engines import settings as engine_settings
 from forebay import (
     admission_service,
     batch_site,
+    doors,
     inspecting,
     installation,
     quota_books,
-    quotas,
     sinks,
     telemetry,
 )
@@ -39,6 +38,7 @@ from scheduler.runtime import (
     fleet_routes,
     guard,
     model_routes,
+    overlap,
     quota_keeper,
     quota_routes,
     rollout_routes,
@@ -51,11 +51,8 @@ from scheduler.runtime.registry import database, keys, store
 from slurm_plugins import select
 from slurm_plugins import settings as slurm_settings
 
-Told = Callable[[Mapping[str, str]], None]
-GATEWAY_FILE = "gateway.json"
 
-
-async def whole(here: installation.Installation, told: Told) -> None:
+async def whole(here: installation.Installation, told: doors.Told) -> None:
     """Run a gateway of one process until SIGTERM."""
     table = here.config.table(gateway_settings.GatewaySettings)
     parts = _Parts(here, table)
@@ -73,7 +70,7 @@ async def whole(here: installation.Installation, told: Told) -> None:
     def ready(addresses: server.Addresses) -> None:
         news = spoken(addresses)
         _settle()
-        publish(here.state / GATEWAY_FILE, news)
+        doors.publish(here.state / doors.FILE, news)
         told(news)
 
     async with parts.open(admission_service.name_of(table)) as opened, opened.keeping() as keeper:
@@ -81,7 +78,7 @@ async def whole(here: installation.Installation, told: Told) -> None:
         await server.serve(deps, routers=opened.routers(), ready=ready)
 
 
-async def worker(here: installation.Installation, told: Told) -> None:
+async def worker(here: installation.Installation, told: doors.Told) -> None:
     """Run one of several workers until SIGTERM; another process admits."""
     table = here.config.table(gateway_settings.GatewaySettings)
     parts = _Parts(here, table)
@@ -108,23 +105,6 @@ def _settle() -> None:
 def spoken(addresses: server.Addresses) -> dict[str, str]:
     """Return a gateway's addresses as they are told and kept in a file."""
     return {"http": f"http://{addresses.http}", "grpc": addresses.grpc}
-
-
-def publish(path: Path, news: Mapping[str, str]) -> None:
-    """Leave a gateway's addresses for the other parts of the installation."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps(dict(news)))
-    fresh.replace(path)
-
-
-def gateway_address(state: Path) -> dict[str, str]:
-    """Return what the gateway on this state folder said of its addresses.
-
-    Raises:
-        OSError: it never ran.
-    """
-    found: dict[str, str] = json.loads((state / GATEWAY_FILE).read_text())
-    return found
 
 
 class _Parts:
@@ -195,6 +175,7 @@ class _Parts:
             quotas=keeper.book if keeper else quota.Unlimited(),
             place=where,
             collectors=(keeper.numbers.registry,) if keeper else (),
+            job_ended=functools.partial(batch_site.ended, self._jobs, self._time),
         )
 
     def routers(self) -> tuple[fastapi.APIRouter, ...]:
@@ -202,15 +183,20 @@ class _Parts:
         here, registry, time = self._here, self._registry, self._time
         books = here.config.table(accounting_settings.Accounting)
         batch = here.config.table(batch_settings.BatchJobsSettings)
-        site = quotas.routes(here, registry, self._port.associations, time)
-        folders = here.config.table(scheduler_settings.Settings).adapter_folders
+        scheduling = here.config.table(scheduler_settings.Settings)
+        teams = frozenset({*scheduling.user_teams.values(), scheduling.lease_team})
+        site = quota_routes.Site(
+            registry, time, self._port.associations, teams, scheduling.quota_warn_percent
+        )
+        folders = scheduling.adapter_folders
         declared = service.Site(
             registry,
             time,
             inspector=inspecting.Inspector(
-                here.config.table(engine_settings.EnginesSettings), folders
+                here.config.table(engine_settings.EnginesSettings), folders, scheduling.node_gpus
             ),
             adapter_folders=folders,
+            node_gpus=scheduling.node_gpus,
         )
         checks = batch_site.site(self._fleet, here.state, books, site.known_teams, time)
         return (
@@ -230,6 +216,7 @@ class _Parts:
                 table=books,
                 port=self._port,
                 accounts=select.account_books(here.config.table(slurm_settings.SlurmSettings)),
+                overlaps=lambda: overlap.of_registry(registry),
             ),
             billing_routes.router(here.state, table=books, time=time, teams=site.known_teams),
             admin.router(registry, self._fleet, time),

@@ -50,6 +50,11 @@ class Installation:
         os.environ[sinks.SPOOL] = here.spool()
         return here
 
+    @property
+    def stable_s(self) -> float:
+        """How many seconds a part has to live to be started again as if for the first time."""
+        return self.config.table(forebay_settings.ForebaySettings).stable_s
+
     def spool(self) -> str:
         """Return how this installation's spools are kept, for the environment of its processes."""
         table = self.config.table(accounting_settings.Accounting)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from engines import settings as engine_settings
 from engines.agent import spec
 from engines.replica import spans
+from engines.slot import starters
 from forebay import in_lease, installation, sinks, telemetry
 from forebay import settings as forebay_settings
 from scheduler.contracts import fleet, slurm
@@ -35,6 +37,20 @@ class Renderer:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._write_spec(lease, folder, self._python())
         return self.job(lease)
+
+    def engine(self, lease: fleet.Lease) -> str:
+        """Return a comment that tells how vLLM starts in the slots of a lease, "" without vLLM.
+
+        Raises:
+            container.ContainerError: the image or what it shall see can't be used.
+        """
+        options, folder = self._options(lease), self._folder(lease)
+        if not options.vllm_python:
+            return ""
+        gpus = lease.hardware.gres != "none"
+        line = starters.engine_line(options, str(folder), str(folder / "logs"), gpus=gpus)
+        words = shlex.join([*line, "--spec", str(folder / "REPLICA.json")])
+        return f"\n# Each vLLM replica starts in a step of this job, by the agent, as:\n# {words}\n"
 
     def _folder(self, lease: fleet.Lease) -> Path:
         return self._here.state / "leases" / lease.lease_id
@@ -64,10 +80,11 @@ class Renderer:
         environment |= launch.environment(table.template)
         environment |= {
             sinks.SPOOL: self._here.spool(),
-            in_lease.LAUNCHER: json.dumps(self._launcher(gres_type)),
+            in_lease.LAUNCHER: json.dumps(self._launcher(gres_type, lease.hardware.gres)),
         }
         return slurm.JobSpec(
-            name=f"forebay-{lease.kind}",
+            # The submit filter takes a lease without GPUs only where it says that it wants none.
+            name=f"forebay-{lease.kind}{'-cpu' if lease.hardware.gres == 'none' else ''}",
             script=sbatch.lease_script(
                 python=python,
                 spec_file=str(folder / SPEC),
@@ -85,33 +102,47 @@ class Renderer:
             nodes=nodes,
             # Old REST can't say it: better a lease on a cordoned node, where nothing starts, than none.
             exclude=lease.exclude if self._port.excludes else (),
-            cpus_per_node=max(1, gpus * table.cpus_per_gpu),
+            cpus_per_node=self._cpus(lease, gpus, table),
             gpus_per_node=gpus,
-            memory_mb=self._memory_mb(gpus),
+            memory_mb=self._memory_mb(lease, gpus),
+            gres=lease.hardware.gres if gpus else "gpu",
             gres_type=gres_type,
-            constraint=table.constraint,
+            constraint=lease.hardware.constraint or table.constraint,
             environment=environment,
         )
 
-    def _memory_mb(self, gpus: int) -> int | None:
+    @staticmethod
+    def _cpus(lease: fleet.Lease, gpus: int, table: slurm_settings.SlurmSettings) -> int:
+        """Return a node's CPUs: those of the lease's profile, else the site's by GPU."""
+        hardware = lease.hardware
+        if hardware.cpus:
+            return math.ceil(hardware.cpus / max(1, lease.whole_nodes))
+        return max(1, hardware.whole(gpus) * table.cpus_per_gpu)
+
+    def _memory_mb(self, lease: fleet.Lease, gpus: int) -> int | None:
         """Return a node's memory in Slurm's MB (2^20 bytes), parked models included; None: its default."""
         table = self._here.config.table(scheduler_settings.Settings)
+        whole = max(1, lease.hardware.whole(gpus))
+        if lease.hardware.memory_gb:
+            each_gb = lease.hardware.memory_gb / max(1, lease.whole_nodes)
+            return math.ceil((each_gb + whole * table.park_gb_per_gpu) * 1e9 / (1 << 20))
         if not table.lease_gb_per_gpu:
             return None
         each_gb = table.lease_gb_per_gpu + table.park_gb_per_gpu
-        return math.ceil(max(1, gpus) * each_gb * 1e9 / (1 << 20))
+        return math.ceil(whole * each_gb * 1e9 / (1 << 20))
 
     def _account(self, lease: fleet.Lease, table: slurm_settings.SlurmSettings) -> str:
         shared = self._here.config.table(scheduler_settings.Settings).lease_team
         own = table.charge_dedicated and lease.team != shared
         return lease.team if own else table.account
 
-    def _launcher(self, gres_type: str) -> dict[str, Any]:
+    def _launcher(self, gres_type: str, gres: str) -> dict[str, Any]:
         """Say how the agent starts its slots; see `slurm_plugins.steps.for_lease`."""
         table = self._here.config.table(slurm_settings.SlurmSettings)
         return {
             "client": self._port.kind,
             "gres_type": gres_type,
+            "gres": gres,
             "options": table.srun_options,
             "start_timeout_s": table.step_start_timeout_s,
         }
@@ -119,9 +150,11 @@ class Renderer:
     def _python(self) -> str:
         return self._here.config.table(forebay_settings.ForebaySettings).python or sys.executable
 
-    def _options(self) -> engine_settings.EnginesSettings:
+    def _options(self, lease: fleet.Lease) -> engine_settings.EnginesSettings:
         """Return the engines' settings; replicas in an image see the state folder: secrets, logs, spools."""
         table = self._here.config.table(engine_settings.EnginesSettings)
+        if lease.hardware.container:
+            table = dataclasses.replace(table, container=lease.hardware.container)
         if not table.container:
             return table
         return dataclasses.replace(
@@ -143,7 +176,9 @@ class Renderer:
             slot_argv=(*command, "slot"),
             replica_argv=(*command, "replica"),
             sink_factory=sinks.FACTORY,
-            options=self._options(),
+            options=self._options(lease),
+            parts=lease.hardware.parts,
+            nodes=max(1, lease.whole_nodes),
         )
         fresh = folder / f".{SPEC}.{os.getpid()}"
         fresh.write_text(json.dumps(told.to_json()))

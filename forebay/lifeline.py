@@ -1,10 +1,13 @@
-"""What a process asks of the kernel at its start: to die with its parent, and to open enough files."""
+"""How a process lives: with its parent, with enough open files, and until it is told to end."""
 
+import asyncio
 import contextlib
 import ctypes
 import os
 import resource
 import signal
+from collections.abc import Coroutine
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 
@@ -39,3 +42,13 @@ def open_files() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # "unlimited" is more than some kernels give
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def until_term(body: Coroutine[Any, Any, None]) -> None:
+    """Run ``body`` until it ends or SIGTERM or SIGINT cancels it."""
+    task = asyncio.ensure_future(body)
+    events = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        events.add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -1,11 +1,10 @@
-"""Joins quotas to the registry, to the ledger and to the routes that show them."""
+"""Joins quotas to the registry and to the ledger."""
 
 from accounting import postings, totals
 from accounting import settings as accounting_settings
 from forebay import installation, quota_books
 from scheduler.contracts import clock
-from scheduler.runtime import loop, quota_check, quota_routes
-from scheduler.runtime import settings as scheduler_settings
+from scheduler.runtime import loop, quota_check
 from scheduler.runtime.registry import store
 
 
@@ -20,17 +19,3 @@ def check(
         registry.quotas, ledger, prices, time, refresh_prices=prices.refresh
     )
     return loop.Periodic("check quotas", quota_check.LOOK_S, look)
-
-
-def routes(
-    here: installation.Installation,
-    registry: store.Registry,
-    associations: quota_routes.Associations,
-    time: clock.Clock,
-) -> quota_routes.Site:
-    """Return what /admin/quotas knows of the site."""
-    table = here.config.table(scheduler_settings.Settings)
-    teams = {*table.user_teams.values(), table.lease_team}
-    return quota_routes.Site(
-        registry, time, associations, frozenset(teams), table.quota_warn_percent
-    )

@@ -1,51 +1,53 @@
-"""The long-running parts of an installation: each function is the body of one process."""
+"""The broker's process: what the leader does, and when."""
 
 import asyncio
-import contextlib
 import datetime
 import logging
 import os
-import signal
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from accounting import books as recorded
 from accounting import compact, demand, gpu_minutes, reconcile, rolling, stepcost, windows
 from accounting import settings as accounting_settings
 from accounting import ship as shipping
-from batch_jobs import daemon
-from batch_jobs import settings as batch_settings
 from batch_jobs import store as batch_store
-from forebay import batch_work, crowd, gateway_service, installation, lease, quotas, slurm_fates
-from gateway import settings as gateway_settings
-from scheduler.contracts import clock
+from forebay import (
+    batch_work,
+    doors,
+    installation,
+    lease,
+    lifeline,
+    quotas,
+    sinks,
+)
+from scheduler.contracts import clock, times, usage
+from scheduler.runtime import apart, config, loop, serving
 from scheduler.runtime import broker as brokers
-from scheduler.runtime import config, loop
 from scheduler.runtime import settings as scheduler_settings
 from scheduler.runtime.registry import database
 
-Told = Callable[[Mapping[str, str]], None]
-Service = Callable[[installation.Installation, Told], Coroutine[Any, Any, None]]
 log = logging.getLogger(__name__)
-_COMPACT_S = 3600.0
+_COMPACT_S = 600.0
 _DAY_S = 86_400.0
 
 
-async def broker(here: installation.Installation, told: Told) -> None:
+async def broker(here: installation.Installation, told: doors.Told) -> None:
     """Run a broker until SIGTERM; leases and replicas go on without it."""
+    # Those of the loop would hold up the end of this process where the registry hangs.
+    asyncio.get_running_loop().set_default_executor(apart.Threads())
     time = clock.SystemClock()
     registry = await asyncio.to_thread(here.open_registry)
     port = await asyncio.to_thread(here.connect_slurm)
     jobs = batch_store.Store(database.Database(here.registry_url()))
     await asyncio.to_thread(jobs.migrate)
-    sampled = batch_work.Sampled(here.state)
+    noted = batch_work.Noted(here.state)
     books = here.config.table(accounting_settings.Accounting)
 
     async def ship(_period_us: int) -> None:
         done = await asyncio.to_thread(shipping.ship, here.state, time, takeover_s=books.takeover_s)
         _complain(done.problems)
 
-    async def merge_days(_period_us: int) -> None:
+    async def merge_files(_period_us: int) -> None:
         done = await asyncio.to_thread(
             compact.compact, here.state, time, open_at_most_s=books.open_at_most_s
         )
@@ -68,6 +70,15 @@ async def broker(here: installation.Installation, told: Told) -> None:
         apart = await asyncio.to_thread(reconcile.nightly, records, port, period_us, folder)
         _complain(apart)
 
+    async def write_off(row: usage.GpuRow) -> None:
+        # A spool for each: it is used once in weeks, and must not lie open meanwhile.
+        sink = await asyncio.to_thread(sinks.open_spool, f"broker-{os.getpid()}")
+        try:
+            sink.append(row)
+            await sink.sync()
+        finally:
+            sink.close()
+
     parts = brokers.Parts(
         options=here.config.table(scheduler_settings.Settings),
         registry=registry,
@@ -77,61 +88,31 @@ async def broker(here: installation.Installation, told: Told) -> None:
         time=time,
         cluster=port.cluster,
         models=here.config.models,
-        batch_work=lambda: batch_work.of_jobs(jobs.active(), time.wall_us(), sampled),
+        batch_work=lambda: batch_work.of_jobs(jobs.active(), time.wall_us(), noted),
         ledger=demand.Ledger(here.state, port.cluster),
         zone=_zone(here.config.table(scheduler_settings.Settings).zone),
+        write_off=write_off,
     )
     periodic = (
         loop.Periodic("ship usage", books.ship_every_s, ship),
         loop.Periodic("roll usage up", books.roll_every_s, roll_up),
-        loop.Periodic("merge past days", _COMPACT_S, merge_days),
+        loop.Periodic("merge past hours and days", _COMPACT_S, merge_files),
         loop.Periodic("GPU minutes", books.gpu_minutes_every_s, gpu_hours),
         loop.Periodic("compare with sacct", _DAY_S, nightly),
         quotas.check(here, registry, time),
     )
     try:
-        await _until_term(
-            brokers.serve(parts, periodic=periodic, ready=lambda where: told({"control": where}))
+        await lifeline.until_term(
+            serving.serve(parts, periodic=periodic, ready=lambda where: told({"control": where}))
         )
     finally:
         jobs.close()
         registry.close()
 
 
-async def gateway(here: installation.Installation, told: Told) -> None:
-    """Run a gateway until SIGTERM: one process, or as many workers as the site has set."""
-    if here.config.table(gateway_settings.GatewaySettings).workers > 1:
-        await crowd.gateway(here, told)
-    else:
-        await gateway_service.whole(here, told)
-
-
-async def batchd(here: installation.Installation, told: Told) -> None:
-    """Run the batch runner until SIGTERM; lines in flight are left to the next one."""
-    jobs = batch_store.Store(database.Database(here.registry_url()))
-    await asyncio.to_thread(jobs.migrate)
-    url = os.environ.get("FOREBAY_URL") or gateway_service.gateway_address(here.state)["http"]
-    try:
-        await _until_term(
-            daemon.serve(
-                here.config.table(batch_settings.BatchJobsSettings),
-                store=jobs,
-                state_dir=here.state,
-                gateway_url=url,
-                service_key=here.secret(installation.SERVICE_KEY),
-                clock=clock.SystemClock(),
-                ready=lambda: told({"gateway": url}),
-                shares=here.config.table(gateway_settings.GatewaySettings).team_shares,
-                slurm=slurm_fates.Fates(here),
-            )
-        )
-    finally:
-        jobs.close()
-
-
 def _zone(name: str) -> datetime.tzinfo:
     if not name:
-        return windows.local_zone(os.environ)
+        return times.local_zone(os.environ)
     try:
         return windows.zone(name)
     except ValueError as error:
@@ -141,13 +122,3 @@ def _zone(name: str) -> datetime.tzinfo:
 def _complain(problems: Iterable[str]) -> None:
     for problem in problems:
         log.error("accounting: %s", problem)
-
-
-async def _until_term(body: Coroutine[Any, Any, None]) -> None:
-    """Run ``body`` until it ends or SIGTERM or SIGINT cancels it."""
-    task = asyncio.ensure_future(body)
-    events = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        events.add_signal_handler(number, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task

@@ -19,3 +19,10 @@ class ForebaySettings:
         "",
         "Python that runs Forebay on the nodes (an absolute path); empty: the one that runs this.",
     )
+    stable_s: float = setting(
+        60.0,
+        "A part that has run for so long is started again half a second after its end; one that ends "
+        "sooner waits longer each time, up to ten seconds.",
+        unit="s",
+        least=0,
+    )

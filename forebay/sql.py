@@ -5,10 +5,10 @@ import os
 import sys
 
 from accounting import settings as accounting_settings
-from accounting import sql_command, windows
+from accounting import sql_command
 from forebay import config as configs
 from forebay import settings
-from scheduler.contracts import command_line
+from scheduler.contracts import command_line, times
 from scheduler.runtime import config
 
 
@@ -37,5 +37,5 @@ def _run(argv: list[str]) -> int:
         table=loaded.table(accounting_settings.Accounting),
         streams=(sys.stdout, sys.stderr),
         now=datetime.datetime.now(datetime.UTC),
-        tz=windows.local_zone(os.environ),
+        tz=times.local_zone(os.environ),
     )

@@ -8,7 +8,9 @@ which requests (here 1 % by default, and those that a caller has sampled).
 import functools
 import logging
 import os
+import threading
 import typing
+from collections.abc import Callable
 
 from scheduler.contracts import tracing
 
@@ -64,14 +66,29 @@ def over(processor: "sdk.SpanProcessor", service: str) -> "Tracer":
     )
     provider = sdk.TracerProvider(sampler=sampler, resource=named)
     provider.add_span_processor(processor)
-    return Tracer(provider.get_tracer("forebay"))
+    return Tracer(provider.get_tracer("forebay"), provider.force_flush)
 
 
 class Tracer:
-    """Begins spans with OpenTelemetry."""
+    """Begins spans with OpenTelemetry.
 
-    def __init__(self, inner: "otel.Tracer") -> None:
+    Args:
+        inner: makes them.
+        send: sends those that have ended, however long that takes.
+    """
+
+    def __init__(self, inner: "otel.Tracer", send: Callable[[], object]) -> None:
         self._inner = inner
+        self._send = send
+
+    def flush(self, seconds: float) -> None:
+        """Send what has ended, for so long at most.
+
+        In a thread of its own: the exporter tries a collector that is away again and again.
+        """
+        sending = threading.Thread(target=self._send, name="spans", daemon=True)
+        sending.start()
+        sending.join(seconds)
 
     def begin(
         self, name: str, traceparent: str | None, attributes: tracing.Attributes | None = None

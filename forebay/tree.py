@@ -20,7 +20,6 @@ PARENT_OPTION = "--parent"
 _READY_S = 120.0  # imports take a second, and many on a busy machine
 _STOP_GRACE_S = 40.0  # a gateway drains its streams for up to 30 s
 _BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
-_STABLE_S = 60.0  # a child that lived this long starts again without delay
 
 
 class StartError(Exception):
@@ -53,6 +52,7 @@ class Tree:
         logs: folder for one log a part.
         env: environment of the parts.
         say: where restarts are reported.
+        stable_s: life after which the next restart does not wait longer for the ones before.
     """
 
     def __init__(
@@ -61,11 +61,13 @@ class Tree:
         logs: Path,
         env: Mapping[str, str],
         say: Callable[[str], None],
+        stable_s: float,
     ) -> None:
         self._options = tuple(options)
         self._logs = logs
         self._env = dict(env)
         self._say = say
+        self._stable_s = stable_s
         self._stopping = False
         self.parts: dict[str, Part] = {}
         self.ended: Callable[[int], None] | None = (
@@ -153,7 +155,7 @@ class Tree:
             code = await part.process.wait()
             if self.ended is not None:
                 self.ended(part.process.pid)
-            if loop.time() - started > _STABLE_S:
+            if loop.time() - started >= self._stable_s:
                 part.restarts = 0
             delay = _BACKOFF_S[min(part.restarts, len(_BACKOFF_S) - 1)]
             part.restarts += 1

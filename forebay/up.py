@@ -32,7 +32,8 @@ async def running(
     with alone(here.state):
         port = await asyncio.to_thread(here.connect_slurm)
         env = {**os.environ, "FOREBAY_CONFIG": str(config_file)}
-        parts = tree.Tree(("--config", str(config_file)), here.state / "logs", env, say)
+        options = ("--config", str(config_file))
+        parts = tree.Tree(options, here.state / "logs", env, say, here.stable_s)
         try:
             await parts.start("broker")
             addresses = await parts.start("gateway")

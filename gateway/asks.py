@@ -4,19 +4,18 @@ The worker that has read a body makes the `Asking`; the process that owns the mo
 `Needs`, with what it knows of the fleet.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from gateway import fingerprints, standing, threads
-from scheduler.contracts import errors, requests
+from scheduler.contracts import errors, fleet, requests
 from scheduler.core import outputs, prefixes, versions
 
 _CALLS = ("tool_calls", "function_call")
 _SHOWN = ("functions", "documents")
-_EMBEDDINGS = requests.Endpoint.EMBEDDINGS.value
+POOLED = frozenset(each.value for each in requests.Endpoint if each.pooled)
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -38,6 +37,8 @@ class Asking(msgspec.Struct, frozen=True, array_like=True):
         all_chars: of everything that may become prompt text: every prompt, calls of tools among messages.
         avoid: replicas whose engines have failed on it.
         thread: key of its conversation, 0 if none is known: equal ones get the same version.
+        spare: it may have a seat that nobody waits for, and else is refused at once; it counts on no quota.
+        prompts: texts that are read each for itself: prompts, inputs, or the documents of a ranking.
     """
 
     request_id: str
@@ -62,6 +63,8 @@ class Asking(msgspec.Struct, frozen=True, array_like=True):
     all_chars: int = 0
     avoid: tuple[str, ...] = ()
     thread: int = 0
+    spare: bool = False
+    prompts: int = 1
 
     def again(self, version: str | None, avoid: str | None) -> "Asking":
         """Return it as it waits again: for the ``version`` of its answer, elsewhere than at ``avoid``."""
@@ -71,16 +74,17 @@ class Asking(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, version=version or self.version, avoid=avoided)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(msgspec.Struct, frozen=True):
     """What a request needs of a replica.
 
     Attributes:
         context_tokens: prompt plus max_tokens where the prompt's length is known exactly, else 0.
-        prompt_tokens: of one sequence, estimated where it is not known.
+        prompt_tokens: of all prompts together, estimated where it is not known: what is to be computed.
         output_tokens: of one sequence, estimated.
         long: whether it belongs in the long-context pool.
         most_output_tokens: that one sequence may have, for quotas: rather too many than too few.
+        room_tokens: KV room: each prompt's blocks once, and each sequence's output. Where nothing is sampled
+            a prompt lets go of its blocks when it is computed: the longest alone counts.
     """
 
     version: str
@@ -91,11 +95,7 @@ class Needs:
     output_tokens: int = 0
     long: bool = False
     most_output_tokens: int = 0
-
-    @property
-    def room_tokens(self) -> int:
-        """KV room for all sequences: they share the prompt's blocks, each has an output of its own."""
-        return self.prompt_tokens + self.seats * self.output_tokens
+    room_tokens: int = 0
 
     def shape(self, team: str) -> tuple[object, ...]:
         """Return what decides with whom it may change places in the queue.
@@ -125,8 +125,20 @@ def of(
         several: whether more than one version answers its model's requests.
     """
     body, caller = request.body, request.caller
-    chars, size = _measured(body)
+    texts = 1
+    if request.endpoint is requests.Endpoint.RERANK:
+        (chars, size), all_ = _of_ranking(body["query"], body["documents"])
+        texts = len(body["documents"])
+    else:
+        chars, size = _measured(body)
+        all_ = everything(body, chars)
+        given = body.get("prompt") or body.get("input")
+        if type(given) is list and isinstance(given[0], str | list):  # a flat list of ids is one
+            texts = len(given)
     size = max(size, len(request.raw))
+    seats = int(body.get("n") or 1)  # sequences at once: choices times prompts
+    if "prompt" in body:
+        seats *= texts
     return Asking(
         request.request_id,
         request.model,
@@ -138,7 +150,7 @@ def of(
         request.deadline_us,
         request.version,
         request.adapter,
-        sequences(body),
+        seats,
         prompt_ids(body),
         most_tokens(body),
         chars,
@@ -146,8 +158,9 @@ def of(
         request.cache_hint,
         fingerprints.of(request, chunk_bytes),
         request.endpoint._value_,
-        *everything(body, chars),
+        *all_,
         thread=threads.key(request) if several else 0,
+        prompts=texts,
     )
 
 
@@ -177,18 +190,10 @@ def needs(
         errors.BadRequest: more sequences at once than any replica has seats.
     """
     route = known.view.routes.get(asking.model)
-
-    failed = known.versions(asking.model, asking.avoid) if asking.avoid else frozenset[str]()
-
-    def takes(version: str) -> bool:
-        # One that failed on it is drawn again only where no other is: it may be a bad version.
-        return version not in failed and known.takes(
-            asking.model, version, asking.adapter, asking.tier
-        )
-
-    version = asking.version
+    prompt = asking.prompt_tokens or learned.prompt_tokens(asking.model, asking.chars)
+    version, pool = asking.version, None
     if version is None and route is not None:
-        version = versions.pick(route, asking.thread or int(draw * 2.0**64), takes)
+        version, pool = _drawn(asking, known, route, prompt, draw)
     if route is None or version is None:
         raise errors.ModelNotFound(
             f"model {asking.model}: it has no version in service; see /v1/models", param="model"
@@ -205,24 +210,62 @@ def needs(
             f"the request asks for {asking.seats} sequences at once, a replica of {asking.model} "
             f"runs {limit}: lower n or send fewer prompts"
         )
-    prompt = asking.prompt_tokens or learned.prompt_tokens(asking.model, asking.chars)
-    output = 0
-    if asking.endpoint != _EMBEDDINGS:
-        output = learned.output_tokens(asking.model, asking.team, asking.max_tokens)
     # An estimate must not keep out what the engine would take: it knows the real length.
     prompt = min(prompt, route.max_context)
-    output = min(output, max(0, route.max_context - prompt))
-    long = 0 < long_at <= prompt
-    most = 0
-    if asking.endpoint != _EMBEDDINGS:
+    whole = prompt
+    if asking.prompts > 1:
+        most = asking.prompts * route.max_context
+        whole = max(prompt, min(together(asking, prompt, learned), most))
+    # A pool's replicas are all for long prompts: none of them need be set apart.
+    long = 0 < long_at <= prompt and (pool is None or version != pool.version)
+    output = most = 0
+    room = prompt
+    if asking.endpoint not in POOLED:
+        output = learned.output_tokens(asking.model, asking.team, asking.max_tokens)
+        output = min(output, max(0, route.max_context - prompt))
         most = learned.most_tokens(asking.model, asking.team, asking.max_tokens)
         most = min(most, route.max_context)
-    return Needs(version, asking.adapter, asking.seats, tokens, prompt, output, long, most)
+        room = whole + asking.seats * output
+    return Needs(version, asking.adapter, asking.seats, tokens, whole, output, long, most, room)
+
+
+def _drawn(
+    asking: Asking, known: standing.Standing, route: fleet.Route, prompt: int, draw: float
+) -> tuple[str | None, fleet.Pool | None]:
+    """Return the version that answers, None where the route names none, and the pool of its length."""
+    if len(route.weights) == 1 and not route.pools:  # most: nothing is to be chosen
+        return versions.pick(route, 0), None
+    failed = known.versions(asking.model, asking.avoid) if asking.avoid else frozenset[str]()
+
+    def takes(version: str) -> bool:
+        # One that failed on it is drawn again only where no other is: it may be a bad version.
+        return version not in failed and known.takes(
+            asking.model, version, asking.adapter, asking.tier
+        )
+
+    pool = versions.pooled(route, prompt, prompt + asking.max_tokens) if route.pools else None
+    if pool is not None and (takes(pool.version) or _only_there(asking, prompt, route)):
+        return pool.version, pool
+    key = asking.thread or int(draw * 2.0**64)
+    return versions.pick(route, key, takes, lambda one: known.hopes(asking.model, one)), pool
+
+
+def together(asking: Asking, longest: int, learned: outputs.Outputs) -> int:
+    """Return about how many tokens all prompts have, of which one has ``longest``."""
+    if asking.prompts == 1:
+        return longest
+    texts = learned.prompt_tokens(asking.model, asking.all_chars) if asking.all_chars else 0
+    return max(longest, asking.all_tokens + texts)
+
+
+def _only_there(asking: Asking, prompt: int, route: fleet.Route) -> bool:
+    """Return whether a request fits its pool alone; any other goes elsewhere while the pool is away."""
+    return prompt + asking.max_tokens > (route.base_context or route.max_context)
 
 
 def prompt_ids(body: Mapping[str, Any]) -> int:
     """Return the length of the longest prompt that came as token ids, else 0."""
-    prompt = body.get("prompt")
+    prompt = body.get("prompt") or body.get("input")
     if not isinstance(prompt, list) or not prompt:
         return 0
     if isinstance(prompt[0], int):
@@ -260,13 +303,11 @@ def everything(body: Mapping[str, Any], chars: int) -> tuple[int, int]:
     return tokens, chars
 
 
-def sequences(body: Mapping[str, Any]) -> int:
-    """Return how many sequences a request runs at once: choices times prompts."""
-    prompt = body.get("prompt")
-    count = 1
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], Sequence):
-        count = len(prompt)  # strings, or lists of ids; a flat list of ids is one prompt
-    return count * int(body.get("n") or 1)
+def _of_ranking(query: str, texts: Sequence[str]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return what `_measured` and `everything` do, for documents that are each read beside the query."""
+    chars = len(query) + max(map(len, texts))
+    total = sum(map(len, texts)) + len(texts) * len(query)
+    return (chars, chars + total), (0, total)
 
 
 def _items(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -279,18 +320,7 @@ def _items(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 def _measured(body: Mapping[str, Any]) -> tuple[int, int]:
     """Return characters of text (of the longest prompt), and bytes that the body holds, roughly."""
-    chars = size = 0
-    for message in body.get("messages") or _items(body):
-        content = message.get("content")
-        if isinstance(content, str):
-            chars += len(content)
-            continue
-        for part in content if isinstance(content, list) else ():
-            text = part.get("text") if isinstance(part, Mapping) else None
-            if isinstance(text, str):
-                chars += len(text)
-            else:
-                size += len(repr(part))  # a picture: many bytes, tokens that text does not foretell
+    chars, size = _of_messages(body)
     tools = body.get("tools")
     if tools:
         chars += len(repr(tools))
@@ -305,5 +335,22 @@ def _measured(body: Mapping[str, Any]) -> tuple[int, int]:
             elif isinstance(prompt[0], dict):
                 chars += sum(len(repr(item)) for item in prompt if "content" not in item)
             else:
-                size += 4 * sum(len(one) if isinstance(one, list) else 1 for one in prompt)
+                size += 4 * (sum(map(len, prompt)) if isinstance(prompt[0], list) else len(prompt))
     return chars, chars + size
+
+
+def _of_messages(body: Mapping[str, Any]) -> tuple[int, int]:
+    """Return characters of messages' text, and bytes of what else they hold."""
+    chars = size = 0
+    for message in body.get("messages") or _items(body):
+        content = message.get("content")
+        if isinstance(content, str):
+            chars += len(content)
+            continue
+        for part in content if isinstance(content, list) else ():
+            text = part.get("text") if isinstance(part, Mapping) else None
+            if isinstance(text, str):
+                chars += len(text)
+            else:
+                size += len(repr(part))  # a picture: many bytes, tokens that text does not foretell
+    return chars, size

@@ -7,7 +7,7 @@ whatever the input was. What an engine alone can judge passes through.
 import json
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -15,12 +15,29 @@ from gateway import fields
 from scheduler.contracts import errors, requests
 
 MAX_CHOICES = 128
+MAX_PARTS = (
+    2**16
+)  # messages and their parts: each takes some tokens, and time that all streams wait
 MAX_DEPTH = (
     100  # of objects and lists; schemas of tools have a dozen, recursion ends a few hundred later
 )
 _decode = (
     msgspec.json.Decoder().decode
 )  # strict, and takes nothing that `json` would read otherwise
+_WHOLE: dict[str, tuple[int | None, int | None]] = {  # the least and the most of whole numbers
+    "max_tokens": (1, None),
+    "max_completion_tokens": (1, None),
+    "max_output_tokens": (1, None),
+    "n": (1, MAX_CHOICES),
+    "seed": (None, None),
+}
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+_TEXTS: Any = list[str]
+_IDS: Any = list[_Id]
+_LISTS_OF_IDS: Any = list[Annotated[list[_Id], msgspec.Meta(min_length=1)]]
+_PLACE = re.compile(r"\$\[(\d+)\]")  # where msgspec has found a fault
+_NESTED = frozenset({dict, list})
+_EXPLAINED = 1024 * 1024  # bytes of a body that is read again to say what is wrong, line and column
 _HALF_ESCAPED = re.compile(rb"\\u[dD][89a-fA-F]")
 _STORED = {
     "background": "leave it out, or submit a batch",
@@ -46,7 +63,11 @@ def parse(raw: bytes) -> dict[str, Any]:
     """
     try:
         value = _decode(raw)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as fault:
+        if len(raw) > _EXPLAINED:
+            if isinstance(fault, RecursionError):
+                raise _too_deep() from None
+            raise errors.BadRequest(f"body: not JSON: {fault}") from None
         value = _slowly(raw)
     if not isinstance(value, dict):
         raise errors.BadRequest(f"body: must be a JSON object, not a {kind(value)}")
@@ -62,12 +83,17 @@ def _deep(value: Any) -> bool:
         level = [
             inner
             for outer in level
-            for inner in (outer.values() if type(outer) is dict else outer)
-            if type(inner) is dict or type(inner) is list
+            if not _NESTED.isdisjoint(map(type, held := _held(outer)))
+            for inner in held
+            if type(inner) in _NESTED
         ]
         if not level:
             return False
     return True
+
+
+def _held(outer: Any) -> Collection[Any]:
+    return outer.values() if type(outer) is dict else outer
 
 
 def _too_deep() -> errors.BadRequest:
@@ -112,27 +138,18 @@ def check(endpoint: requests.Endpoint, body: Mapping[str, Any], more: Collection
     """
     if not isinstance(body.get("model"), str) or not body["model"]:
         raise _fault("model", "must name a model: see /v1/models")
-    match endpoint:
-        case requests.Endpoint.CHAT:
-            _messages(body.get("messages"))
-        case requests.Endpoint.COMPLETIONS:
-            _texts("prompt", body.get("prompt"))
-        case requests.Endpoint.EMBEDDINGS:
-            _texts("input", body.get("input"))
-            if body.get("encoding_format") not in (None, "float", "base64"):
-                raise _fault("encoding_format", "must be float or base64")
-        case requests.Endpoint.RESPONSES:
-            _responses(body)
-    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
-        _whole(name, body.get(name), least=1)
-    _whole("n", body.get("n"), least=1, most=MAX_CHOICES)
-    _whole("seed", body.get("seed"))
-    for name, most in (("temperature", 2.0), ("top_p", 1.0)):
-        _number(name, body.get(name), most)
+    _asked(endpoint, body)
+    for name, (least, most) in _WHOLE.items():
+        if name in body:
+            _whole(name, body[name], least=least, most=most)
+    for name, highest in (("temperature", 2.0), ("top_p", 1.0)):
+        if name in body:
+            _number(name, body[name], highest)
     for name in ("stream", "echo"):
-        if not isinstance(body.get(name), bool | None):
+        if name in body and not isinstance(body[name], bool | None):
             raise _fault(name, f"must be true or false, not a {kind(body[name])}")
-    _stop(body.get("stop"))
+    if "stop" in body:
+        _stop(body["stop"])
     options = body.get("stream_options")
     if not isinstance(options, dict | None):
         raise _fault("stream_options", f"must be an object, not a {kind(options)}")
@@ -146,10 +163,39 @@ def kind(value: Any) -> str:
     return "null" if value is None else _KINDS.get(type(value), type(value).__name__)
 
 
+def _asked(endpoint: requests.Endpoint, body: Mapping[str, Any]) -> None:
+    """Judge what an endpoint reads."""
+    match endpoint:
+        case requests.Endpoint.CHAT:
+            _messages(body.get("messages"))
+        case requests.Endpoint.COMPLETIONS:
+            _texts("prompt", body.get("prompt"))
+        case requests.Endpoint.EMBEDDINGS:
+            _texts("input", body.get("input"))
+            if body.get("encoding_format") not in (None, "float", "base64"):
+                raise _fault("encoding_format", "must be float or base64")
+            _whole("dimensions", body.get("dimensions"), least=1)
+        case requests.Endpoint.RERANK:
+            _rerank(body)
+        case requests.Endpoint.CLASSIFY:
+            _texts("input", body.get("input"))
+        case requests.Endpoint.RESPONSES:
+            _responses(body)
+
+
 def _messages(messages: Any, item: str = "") -> None:
     if not isinstance(messages, list) or not messages:
         raise _fault("messages", "must be a list with at least one message")
+    parts = len(messages)
+    _few("messages", parts)
     for index, message in enumerate(messages):
+        if (
+            type(message) is dict
+            and type(message.get("content")) is str
+            and type(message.get("role")) is str
+            and message["role"]
+        ):
+            continue  # text under a role, as by far the most are
         where = item or f"messages[{index}]"
         if not isinstance(message, dict):
             raise _fault(where, f"must be an object with role and content, not a {kind(message)}")
@@ -161,9 +207,31 @@ def _messages(messages: Any, item: str = "") -> None:
                 f"{where}.content",
                 f"must be a string, a list of parts or null, not a {kind(content)}",
             )
-        for part_index, part in enumerate(content if isinstance(content, list) else ()):
+        if content is None or isinstance(content, str):
+            continue
+        parts += len(content)
+        _few(f"{where}.content", parts)
+        for part_index, part in enumerate(content):
             if not isinstance(part, dict) or not isinstance(part.get("type"), str):
                 raise _fault(f"{where}.content[{part_index}]", "must be an object with a type")
+
+
+def _few(name: str, count: int) -> None:
+    if count > MAX_PARTS:
+        raise _fault(name, f"at most {MAX_PARTS} items are taken, parts of messages included")
+
+
+def _rerank(body: Mapping[str, Any]) -> None:
+    """Judge a query, and the documents that it is held against."""
+    if not isinstance(body.get("query"), str) or not body["query"]:
+        raise _fault("query", "must be text, and not empty")
+    documents = body.get("documents")
+    if not isinstance(documents, list) or not documents:
+        raise _fault("documents", "must be a list of texts, and not empty")
+    _all("documents", documents, _TEXTS, "must be text, not a {kind}")
+    _whole("top_n", body.get("top_n"), least=1)
+    if not isinstance(body.get("return_documents"), bool | None):
+        raise _fault("return_documents", "must be true or false")
 
 
 def _responses(body: Mapping[str, Any]) -> None:
@@ -178,6 +246,7 @@ def _responses(body: Mapping[str, Any]) -> None:
         return
     if not isinstance(given, list) or not given:
         raise _fault("input", "must be text or a list of items, and not empty")
+    _few("input", len(given))
     for index, item in enumerate(given):
         where = f"input[{index}]"
         if not isinstance(item, dict):
@@ -196,26 +265,25 @@ def _texts(name: str, value: Any) -> None:
     if not isinstance(value, list) or not value:
         raise _fault(name, "must be text, token ids, or a list of either, and not empty")
     first = value[0]
-    for index, item in enumerate(value):
-        good = (
-            (isinstance(first, str) and isinstance(item, str))
-            or (_is_id(first) and _is_id(item))
-            or (
-                isinstance(first, list)
-                and isinstance(item, list)
-                and item
-                and all(map(_is_id, item))
-            )
-        )
-        if not good:
-            raise _fault(
-                f"{name}[{index}]",
-                "must be of one kind in the whole list: texts, token ids from 0, or lists of them",
-            )
+    wanted = (
+        _TEXTS if isinstance(first, str) else _LISTS_OF_IDS if isinstance(first, list) else _IDS
+    )
+    _all(
+        name,
+        value,
+        wanted,
+        "must be of one kind in the whole list: texts, token ids from 0, or lists of them",
+    )
 
 
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32
+def _all(name: str, value: list[Any], wanted: Any, what: str) -> None:
+    """Judge each item of a list that may have millions, while every stream of the process waits."""
+    try:
+        msgspec.convert(value, wanted)
+    except msgspec.ValidationError as error:
+        place = _PLACE.search(str(error))
+        at = int(place[1]) if place else 0
+        raise _fault(f"{name}[{at}]", what.format(kind=kind(value[at]))) from None
 
 
 def _whole(name: str, value: Any, *, least: int | None = None, most: int | None = None) -> None:
@@ -243,7 +311,7 @@ def _number(name: str, value: Any, most: float) -> None:
 def _stop(stop: Any) -> None:
     if isinstance(stop, str | None):
         return
-    if not isinstance(stop, list) or not all(isinstance(item, str) for item in stop):
+    if not isinstance(stop, list) or not {str}.issuperset(map(type, stop)):
         raise _fault("stop", "must be a string or a list of strings")
 
 

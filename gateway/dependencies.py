@@ -1,6 +1,7 @@
 """What a gateway is given by the composition root."""
 
 import dataclasses
+from collections.abc import Callable
 
 from prometheus_client import registry
 
@@ -24,6 +25,8 @@ class Dependencies:
         quotas: what teams, users and keys may use; asked by the process that owns the queues.
         place: where admission happens; None: in this process, for itself alone.
         collectors: what else Prometheus may ask of this process.
+        job_ended: whether a batch job's team has ended it (cancelled, or past its limits), by its id; blocks,
+            may raise. None: nobody can tell, and the platform pays for what runners leave.
     """
 
     settings: settings.GatewaySettings
@@ -36,3 +39,4 @@ class Dependencies:
     quotas: quota.Quotas = quota.Unlimited()  # noqa: RUF009 - has no state
     place: places.Place | None = None
     collectors: tuple[registry.Collector, ...] = ()
+    job_ended: Callable[[int], bool] | None = None

@@ -68,6 +68,7 @@ class Job:
         begun: the beginning of the answer, where this replica shall go on from one.
         resumed: that beginning is an earlier attempt's of this request, which has recorded it.
         span: the request's, if it is traced.
+        over: called when the answer's last frame has come, before the record and the client's last bytes.
     """
 
     request: requests.InferenceRequest
@@ -80,6 +81,7 @@ class Job:
     begun: resume.Resume | None = None
     resumed: bool = False
     span: tracing.Span | None = None
+    over: Callable[[], None] | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -179,7 +181,7 @@ class Dispatcher:
         client: replica.Client,
         recorder: recording.Recorder,
         first_token: Callable[[requests.InferenceRequest], None],
-        numbers: metrics.Metrics,
+        numbers: metrics.Numbers,
     ) -> None:
         self._numbers = numbers
         self._options = options
@@ -224,8 +226,10 @@ class Dispatcher:
             job.request.traceparent if span is None else span.traceparent,
             0 if asks.most_tokens(job.request.body) else options.output_most_tokens,
             job.request.stream,
+            0 if job.request.batch is None else job.request.batch.preempted,
         )
-        async with self._client.open(grant.replica, call) as answer:
+        answer = await self._client.send(grant.replica, call)
+        try:
             last = await self._forward(answer, job, record, grant)
             # The seat is free at the replica now; a slow client must not keep it here.
             grant.close()
@@ -234,6 +238,8 @@ class Dispatcher:
             if last.held is not None:
                 await self._pass_on(job, last.held)
             return end
+        finally:
+            answer.leave()
 
     async def _forward(
         self, answer: replica.Answer, job: Job, record: recording.Attempt, grant: waiting.Grant
@@ -245,6 +251,8 @@ class Dispatcher:
         while True:
             last = await answer.each(forwarding.take)
             if last is not None:
+                if job.over is not None:
+                    job.over()
                 return _Last(last, forwarding.held)
             await self._drained(job.outlet)
 
@@ -276,7 +284,7 @@ def _ended(frame: frames.Frame, record: recording.Attempt, job: Job) -> frames.E
             end = _end(frame.payload)
         except msgspec.MsgspecError as fault:
             raise replica.Lost(f"ended with nonsense: {fault}", computed=True) from fault
-        record.close(usage.Outcome.OK, "", end)
+        record.close(usage.Outcome.OK, usage.ESTIMATED if end.estimated else "", end)
         return end
     try:
         said = _one_line(frames.Error.parse(frame.payload))
@@ -328,13 +336,14 @@ def _close(record: recording.Attempt, job: Job, error: BaseException) -> None:
     outcome, reason = usage.Outcome.ERROR, "the gateway failed"
     payer: usage.Payer | None = None
     counted: frames.Error | None = None
-    planned = False
+    planned = died = False
     match error:
         case replica.Full():
             record.refused()
         case replica.Lost() as lost:
             outcome, reason, counted = usage.Outcome.REPLICA_LOST, lost.reason, lost.counted
             planned = lost.kind is errors.Draining
+            died = lost.kind is errors.ReplicaLost
             if job.losses.after(lost, job.sent, begun=job.outlet.begun) is emitted.Next.RESUME:
                 payer = usage.Payer.TEAM  # what was sent is part of the whole answer
         case asyncio.CancelledError():
@@ -349,6 +358,6 @@ def _close(record: recording.Attempt, job: Job, error: BaseException) -> None:
         case errors.ForebayError():
             outcome, reason = recording.outcome_of(error), error.message
     try:
-        record.close(outcome, reason, counted, payer=payer, planned=planned)
+        record.close(outcome, reason, counted, payer=payer, planned=planned, died=died)
     except errors.RecordingUnavailable as unavailable:
         _log.error("CLOSE of %s is not kept: %s", job.request.request_id, unavailable.message)

@@ -21,16 +21,18 @@ class Emitted:
         tokens: tokens of all choices that are known, those ahead of their text included.
         spent: what the attempts that have ended cost the team.
         owed: rows of attempts that the team pays for if the answer is completed.
+        left: the row of a try at a batch line that its runner left, or None.
     """
 
     __slots__ = (
         "_ahead", "_cached", "_chars", "_first", "_last", "_others", "_packed", "_prompt", "_why_not",
-        "owed", "spent",
+        "left", "owed", "spent",
     )  # fmt: skip
 
     def __init__(self, begun: resume.Resume | None = None) -> None:
         self.spent = quota.NOTHING
         self.owed: tuple[usage.UsageRow, ...] = ()
+        self.left: usage.UsageRow | None = None
         self.clear(begun)
 
     def clear(self, begun: resume.Resume | None = None) -> None:

@@ -15,7 +15,7 @@ _LONGEST = 64
 _WISHES = frozenset(
     {
         "forebay_priority", "forebay_deadline_ms", "forebay_cache_hint", "forebay_version",
-        "forebay_resume",
+        "forebay_adapter", "forebay_resume",
     }
 )  # fmt: skip
 _ANY = frozenset({"model", "user", "metadata", "safety_identifier", "service_tier", "cache_salt"})
@@ -48,6 +48,15 @@ KNOWN: Mapping[requests.Endpoint, frozenset[str]] = {
     requests.Endpoint.EMBEDDINGS: _ANY | _WISHES | {
         "dimensions", "encoding_format", "input",
         "add_special_tokens", "normalize", "truncate_prompt_tokens", "truncation_side",
+    },
+    requests.Endpoint.RERANK: _ANY | _WISHES | {
+        "documents", "query", "return_documents", "top_n",
+        "add_special_tokens", "instruction", "truncate_prompt_tokens", "truncation_side",
+        "use_activation",
+    },
+    requests.Endpoint.CLASSIFY: _ANY | _WISHES | {
+        "input", "add_special_tokens", "truncate_prompt_tokens", "truncation_side",
+        "use_activation",
     },
     # Nothing is stored here. `store` has no effect all the same: it is true for whoever says nothing.
     requests.Endpoint.RESPONSES: _ANY | _WISHES | {
@@ -85,6 +94,8 @@ def check(endpoint: requests.Endpoint, body: Mapping[str, Any], more: Collection
     Raises:
         errors.BadRequest: it names the field, and one that may have been meant.
     """
+    if KNOWN[endpoint].issuperset(body) and _NOT_HERE.isdisjoint(body):
+        return
     unknown = body.keys() - KNOWN[endpoint]
     for name in _NOT_HERE & body.keys():
         if body[name] is not None:

@@ -10,6 +10,7 @@ The hash is XXH3, at a tenth of blake2b's cost a byte. It is no cryptographic on
 collide sends their own requests to the wrong replica, where the engine's own cache compares tokens.
 """
 
+import itertools
 import marshal
 from collections.abc import Mapping
 from typing import Any
@@ -32,12 +33,19 @@ _TEXTS = frozenset({"text", "input_text", "output_text"})
 def of(
     request: requests.InferenceRequest, chunk_bytes: int = prefixes.CHUNK_BYTES
 ) -> prefixes.Prefix:
-    """Return the fingerprints of a request's prompt; none for embeddings, which share nothing."""
-    if request.endpoint is requests.Endpoint.EMBEDDINGS:
+    """Return the fingerprints of a request's prompt; none for what is read once."""
+    if request.endpoint.pooled:
         return prefixes.NONE
-    return chain(
-        _seed(request.model, request.adapter, request.body), _text(request.body), chunk_bytes
-    )
+    body = request.body
+    found = chain(_seed(request.model, request.adapter, body), _text(body), chunk_bytes)
+    prompt = body.get("prompt")
+    if type(prompt) is list and len(prompt) > 1 and isinstance(prompt[0], str | list):
+        # The others are computed with the first, and are no part of its beginning.
+        rest = prompt[1:]
+        texts = isinstance(prompt[0], str)
+        behind = "".join(rest) if texts else [*itertools.chain.from_iterable(rest)]
+        return prefixes.Prefix(found.chain, found.size + len(_bytes(behind)))
+    return found
 
 
 def chain(seed: int, text: bytes, chunk_bytes: int = prefixes.CHUNK_BYTES) -> prefixes.Prefix:
@@ -102,7 +110,10 @@ def _bytes(value: Any) -> bytes:
         return value.encode("utf-8", "surrogatepass")
     if isinstance(value, list):
         if value and isinstance(value[0], int):
-            return b"".join([b"%x " % each for each in value if isinstance(each, int)])
+            try:
+                return (" ".join(map("{:x}".format, value)) + " ").encode()
+            except (TypeError, ValueError):  # ids are checked, parts of a message are not
+                return _packed(value)
         return b"".join([_part(each) for each in value])
     return _packed(value)
 

@@ -1,6 +1,7 @@
 """The gRPC interface, forebay.v1.Inference, on the same request path as HTTP."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import dataclasses
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -8,13 +9,14 @@ from google.protobuf import message as protobuf
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from gateway import assembly, catalog, checks, error_map, resolve, settings, sse
+from gateway import assembly, catalog, checks, error_map, grpc_embed, resolve, settings, sse
 from scheduler.contracts import errors, frames, ids, quota, requests, tracing
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
 
 SERVICE = "forebay.v1.Inference"
 _METADATA_BYTES = 64 * 1024  # as of an HTTP head
 Context = grpc.aio.ServicerContext[Any, Any]
+Asked = tuple[tuple[requests.Endpoint, dict[str, Any]], resolve.Wishes]
 _Answer = TypeVar("_Answer")
 _Message = TypeVar("_Message", bound=protobuf.Message)
 
@@ -89,27 +91,44 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
         await _explained(context, lambda: self._generate(request, context))
 
     async def _checked(
-        self, message: forebay_pb2.GenerateRequest, context: Context, request_id: ids.RequestId
+        self, read: Callable[[], "Asked"], context: Context, request_id: ids.RequestId, name: str
     ) -> requests.InferenceRequest:
-        """Return the request that ``message`` is; one that is none is counted."""
+        """Return the request that ``read`` finds in a message; one that is none is counted.
+
+        Args:
+            read: called once it is known who asks.
+            context: the call's.
+            request_id: the request's.
+            name: of the call, in the log.
+        """
         try:
             arrived_us = self._gateway.deps.clock.wall_us()
             metadata = _metadata(context)
             caller = await self._caller(context)
-            endpoint, body = openai_body(_readable(message))
+            (endpoint, body), wanted = read()
             checks.check(endpoint, body)
-            source = resolve.Source(endpoint, body, caller, wishes(message, metadata), arrived_us)
+            wanted = dataclasses.replace(
+                wanted,
+                caller_request_id=metadata.get("x-request-id", "")[: resolve.MAX_ID_CHARS] or None,
+                traceparent=tracing.parent(metadata.get("traceparent")),
+            )
+            source = resolve.Source(endpoint, body, caller, wanted, arrived_us)
             return resolve.request(source, self._gateway.room.view(), request_id)
         except Exception as error:
             known = error_map.known(error)
-            self._gateway.path.turned_away(known, request_id, "grpc Generate")
+            self._gateway.path.turned_away(known, request_id, name)
             # In the trailers: headers would tell the client not to try again by itself.
             known.limits = (*known.limits, *error_map.named(request_id).items())
             raise known from error
 
     async def _generate(self, message: forebay_pb2.GenerateRequest, context: Context) -> None:
         request_id = ids.RequestId(ids.uuid7())
-        checked = await self._checked(message, context, request_id)
+
+        def read() -> Asked:
+            asked = _readable(message)
+            return openai_body(asked), wishes(asked)
+
+        checked = await self._checked(read, context, request_id, "grpc Generate")
         # Sent at once, so that a request that waits can be cancelled by its id.
         await context.send_initial_metadata(tuple(error_map.named(request_id).items()))
         stream = _Stream(context)
@@ -126,6 +145,31 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
         )
         await context.write(forebay_pb2.TokenChunk(usage=used))
 
+    async def Embed(  # noqa: N802 - the generated base class names it
+        self, request: forebay_pb2.EmbedRequest, context: Context
+    ) -> forebay_pb2.EmbedResponse:
+        """Embed texts or token ids."""
+
+        async def embed() -> forebay_pb2.EmbedResponse:
+            request_id = ids.RequestId(ids.uuid7())
+
+            def read() -> Asked:
+                message = _readable(request)
+                return grpc_embed.openai_body(message), grpc_embed.wishes(message)
+
+            checked = await self._checked(read, context, request_id, "grpc Embed")
+            await context.send_initial_metadata(tuple(error_map.named(request_id).items()))
+            whole = grpc_embed.Whole()
+            try:
+                end = await self._gateway.path.answer(checked, whole)
+            except errors.ForebayError as error:
+                error.limits = error.limits or whole.limits
+                raise
+            context.set_trailing_metadata(whole.limits)
+            return whole.response(end)
+
+        return await _explained(context, embed)
+
     async def Cancel(  # noqa: N802 - the generated base class names it
         self, request: forebay_pb2.CancelRequest, context: Context
     ) -> forebay_pb2.CancelResponse:
@@ -133,7 +177,9 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
 
         async def cancel() -> forebay_pb2.CancelResponse:
             caller = await self._caller(context)
-            done = self._gateway.path.cancel(_readable(request).request_id, caller)
+            # Owners of queues are asked for it, over links that a long word would break.
+            request_id = resolve.bounded("request_id", _readable(request).request_id)
+            done = await self._gateway.path.cancel(request_id or "", caller)
             return forebay_pb2.CancelResponse(cancelled=done)
 
         return await _explained(context, cancel)
@@ -190,7 +236,7 @@ def openai_body(
     return requests.Endpoint.CHAT, body
 
 
-def wishes(message: forebay_pb2.GenerateRequest, metadata: Mapping[str, str]) -> resolve.Wishes:
+def wishes(message: forebay_pb2.GenerateRequest) -> resolve.Wishes:
     """Read Forebay's own fields of a request."""
     return resolve.Wishes(
         priority=resolve.bounded("priority", message.priority),
@@ -198,8 +244,6 @@ def wishes(message: forebay_pb2.GenerateRequest, metadata: Mapping[str, str]) ->
         cache_hint=resolve.bounded("cache_hint", message.cache_hint),
         version=resolve.bounded("version", message.version),
         adapter=resolve.bounded("adapter", message.adapter),
-        caller_request_id=metadata.get("x-request-id", "")[: resolve.MAX_ID_CHARS] or None,
-        traceparent=tracing.parent(metadata.get("traceparent")),
     )
 
 
@@ -213,6 +257,11 @@ def _handlers(inference: Inference) -> grpc.GenericRpcHandler:
             inference.Generate,
             _reader(forebay_pb2.GenerateRequest),
             forebay_pb2.TokenChunk.SerializeToString,
+        ),
+        "Embed": grpc.unary_unary_rpc_method_handler(
+            inference.Embed,
+            _reader(forebay_pb2.EmbedRequest),
+            forebay_pb2.EmbedResponse.SerializeToString,
         ),
         "Cancel": grpc.unary_unary_rpc_method_handler(
             inference.Cancel,

@@ -38,15 +38,15 @@ class Doors:
     def enter(self, peer: tuple[str, int] | None) -> errors.Busy | None:
         """Count a connection; returns why it can't stay, if it can't."""
         self._count += 1
-        if self._count > self._limits.connections:
-            return errors.Busy("too many connections to this gateway: try again", retry_after_s=1.0)
         if self._limits.connections_per_peer and peer is not None:
             self._peers[peer[0]] += 1
-            if self._peers[peer[0]] > self._limits.connections_per_peer:
-                return errors.Busy(
-                    "too many connections from this address: use them again, or fewer",
-                    retry_after_s=1.0,
-                )
+        if self._count > self._limits.connections:
+            return errors.Busy("too many connections to this gateway: try again", retry_after_s=1.0)
+        if peer is not None and self._peers[peer[0]] > self._limits.connections_per_peer:
+            return errors.Busy(
+                "too many connections from this address: use them again, or fewer",
+                retry_after_s=1.0,
+            )
         return None
 
     def leave(self, peer: tuple[str, int] | None) -> None:

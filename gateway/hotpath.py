@@ -8,8 +8,8 @@ from scheduler.contracts import frames, ids, requests
 
 ENDPOINTS = {endpoint.value.encode(): endpoint for endpoint in requests.Endpoint}
 _WISHES = (
-    *("priority", "deadline-ms", "cache-hint", "version"),
-    *("team", "user", "batch-job", "custom-id"),
+    *("priority", "deadline-ms", "cache-hint", "version", "adapter"),
+    *("team", "user", "batch-job", "custom-id", "preempted"),
 )
 _NAMES = ("x-request-id", "traceparent", *(f"x-forebay-{wish}" for wish in _WISHES))
 _HEARD = {name.encode(): name for name in _NAMES}
@@ -72,13 +72,18 @@ class HotPath:
             for name, value in reversed(asked.headers)
             if name in _HEARD
         }
+        caller = credential
+        batch: requests.BatchRef | None = None
+        if credential.service:
+            caller = resolve.acting_for(credential, headers)
+            batch = resolve.batch_ref(credential, headers)
         source = resolve.Source(
             asked.endpoint,
             body,
-            resolve.acting_for(credential, headers),
+            caller,
             resolve.wishes(headers, body),
             arrived_us,
-            resolve.batch_ref(credential, headers),
+            batch,
             raw,
         )
         return resolve.request(source, self._gateway.room.view(), ids.RequestId(ids.uuid7()))

@@ -6,14 +6,16 @@ It knows a request as an `asks.Asking`, so it may live in another process than t
 """
 
 import asyncio
-import collections
 import contextlib
 import dataclasses
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any
 
 from gateway import (
+    adapters,
     asks,
+    demands,
     dependencies,
     local_waiter,
     model_queue,
@@ -24,11 +26,11 @@ from gateway import (
     turns,
     waiting,
 )
-from scheduler.contracts import errors, fleet, ids, quota, requests
+from scheduler.contracts import errors, fleet, ids, observed, quota, requests
 from scheduler.core import admission, fairness, load, routing
 
 TICK_S = 0.05
-TTFT_KEPT_S = 10.0
+_FREE = quota.Unlimited()
 RAN_S = 1.0  # on a replica for less: it was refused there
 
 
@@ -49,14 +51,14 @@ class LocalRoom:
         self._models: dict[str, model_queue.ModelQueue] = {}
         self._waiters: dict[str, local_waiter.LocalWaiter] = {}
         self._grace = standing.Grace(deps.settings.no_replica_grace_s)
-        self._ttft: collections.defaultdict[str, collections.deque[tuple[float, float]]] = (
-            collections.defaultdict(lambda: collections.deque(maxlen=64))
-        )
-        self._arrived: collections.Counter[str] = collections.Counter()
+        self._gone = adapters.Gone()
+        self.hurry = asyncio.Event()  # somebody waits for an adapter that no replica has
         self._reckon = reckoning.Reckoning(deps.settings, deps.clock)
         self.loads = load.Loads()
         self._placer = placing.Placer(self.loads, draw, deps.settings)
         self._turns = turns.Turns(deps, self._placer, self._models, self._waiters)
+        self._demands = demands.Demands(self._models, self._waiters, self.loads)
+        self._ended: Callable[[str], None] = lambda request_id: None
 
     @property
     def now(self) -> float:
@@ -69,7 +71,8 @@ class LocalRoom:
         Raises:
             errors.NoReplica: none has come yet.
         """
-        return self._standing().view
+        view = self._deps.fleet.view()
+        return self._standing().view if view is None else view
 
     async def run(self) -> None:
         """Keep time and the view until cancelled."""
@@ -99,28 +102,42 @@ class LocalRoom:
         """End waits that have become useless, and try again what may go now."""
         now = self.now
         self._refresh()
+        if (known := self._known) is None:
+            return  # nobody has been let in yet
         for name, model in self._models.items():
             for ticket in model.queue.expire(now):
-                self._waiters[ticket.request_id].settle(refusals.expired(name))
+                waiter = self._waiters[ticket.request_id]
+                waiter.settle(adapters.expired(known, waiter))
             for shape in model.queue.shapes():
-                if self._hopeless(name, _version(shape), now):
+                assert isinstance(shape, tuple)  # noqa: S101 - made by `asks.Needs.shape`
+                version, adapter = shape[:2]
+                if fault := self._gone.fault(known, name, adapter, now):
                     for ticket in model.queue.drop(shape):
-                        self._waiters[ticket.request_id].settle(refusals.no_replica(name))
+                        told = refusals.adapter_fault(name, adapter, fault)
+                        self._waiters[ticket.request_id].settle(told)
+                elif self._absent(name, version, now):
+                    only = requests.Tier.BATCH if known.wakes(name, version) else None
+                    for ticket in model.queue.drop(shape, only):
+                        self._waiters[ticket.request_id].settle(known.no_replica(name))
             self._turns.give(name)
 
     def enter(self, asking: asks.Asking) -> local_waiter.LocalWaiter:
         """Let a request wait, or give it a replica at once; see `waiting.Room.enter`."""
-        known, now = self._standing(), self.now
-        if asking.request_id in self._waiters:
-            self._replaced(asking)
-        elif asking.tier is not requests.Tier.BATCH:
-            self._arrived[asking.model] += 1
+        known, now = self._standing(), self._deps.clock.monotonic()
+        fresh = asking.request_id not in self._waiters
+        self._replaced(asking)
+        adapters.check(known, asking)
         draw = self._draw()
         needs = self._reckon.needs(asking, known, draw)
-        if self._hopeless(asking.model, needs.version, now):
-            raise refusals.no_replica(asking.model)
+        if fresh:
+            self._demands.came(asking, needs)
+        if self._absent(asking.model, needs.version, now) and (
+            asking.tier is requests.Tier.BATCH or not known.wakes(asking.model, needs.version)
+        ):
+            raise known.no_replica(asking.model)
         ticket = self._reckon.ticket(asking, needs, now)
-        hold = self._deps.quotas.reserve(self._reckon.claim(asking, needs))
+        quotas = _FREE if asking.spare else self._deps.quotas
+        hold = quotas.reserve(self._reckon.claim(asking, needs))
         waiter = local_waiter.LocalWaiter(asking, needs, ticket, draw, hold)
         model = self._model(asking.model)
         if asking.tier is requests.Tier.INTERACTIVE:
@@ -130,6 +147,12 @@ class LocalRoom:
         self._waiters[asking.request_id] = waiter
         try:
             self._turns.admit(model, waiter, now)
+            if (
+                asking.adapter is not None
+                and not waiter.dispatched
+                and not known.takes(asking.model, needs.version, asking.adapter, asking.tier)
+            ):  # where it waits for a seat alone, the next report is soon enough
+                self.hurry.set()
         except BaseException as error:
             self.leave(waiter)  # of whatever it has taken by now
             if isinstance(error, errors.ForebayError):
@@ -143,7 +166,8 @@ class LocalRoom:
         """Count a request that runs already: another owner, or this one before, has admitted it."""
         self._replaced(asking)
         needs = self._reckon.running(asking, version)
-        hold = self._deps.quotas.adopt(self._reckon.claim(asking, needs))
+        quotas = _FREE if asking.spare else self._deps.quotas
+        hold = quotas.adopt(self._reckon.claim(asking, needs))
         waiter = local_waiter.LocalWaiter(
             asking, needs, self._reckon.ticket(asking, needs, self.now), 0.0, hold
         )
@@ -163,7 +187,7 @@ class LocalRoom:
         Raises:
             errors.ForebayError: nothing could take it any more.
         """
-        known, now = self._standing(), self.now
+        known, now = self._standing(), self._deps.clock.monotonic()
         self._replaced(asking)
         draw = self._draw()
         try:
@@ -190,22 +214,9 @@ class LocalRoom:
         if before is not None:
             self.leave(before)
 
-    async def wait(self, waiter: waiting.Waiter) -> waiting.Grant:
+    def wait(self, waiter: waiting.Waiter) -> Coroutine[Any, Any, waiting.Grant]:
         """Return the replica when it is the waiter's turn; see `waiting.Room.wait`."""
-        mine = _mine(waiter)
-        grant = mine.collect()
-        if grant is not None:
-            return grant
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        mine.ring = lambda: None if woken.done() else woken.set_result(None)
-        try:
-            await woken
-        finally:
-            mine.ring = None
-        settled = mine.collect()
-        if settled is None:
-            raise errors.Internal("woken without a replica; please report this")
-        return settled
+        return _mine(waiter).wait()
 
     def again(
         self, waiter: waiting.Waiter, version: str | None = None, avoid: str | None = None
@@ -252,7 +263,7 @@ class LocalRoom:
             cost = fairness.weighted(
                 spent.uncached_prompt_tokens, spent.cached_prompt_tokens, spent.output_tokens
             )
-            model.queue.settle(mine.ticket, cost, self.now)
+            model.queue.settle(mine.ticket, cost, self._deps.clock.monotonic())
         if spent.tokens:
             self._reckon.learn(mine.asking, spent)
             if mine.placed is not None:
@@ -269,13 +280,32 @@ class LocalRoom:
         if ring is not None:
             ring()
 
-    def full(self, replica: fleet.Replica, tier: requests.Tier) -> None:
-        """Note that a replica had no seat for this tier."""
-        self.said_full(replica.replica_id, tier)
+    def hear(self, ended: Callable[[str], None]) -> None:
+        """Call ``ended`` with the id of each request of this process that is cancelled at another."""
+        self._ended = ended
 
-    def said_full(self, replica_id: str, tier: requests.Tier) -> None:
+    async def cancel(self, request_id: str, team: str, user: str) -> bool:
+        """End a request of a caller's; see `waiting.Room.cancel`."""
+        return self.cancelled(request_id, team, user)
+
+    def cancelled(self, request_id: str, team: str, user: str) -> bool:
+        """Let the worker that has a request end it; False if there is none of this caller's here."""
+        found = self._waiters.get(request_id)
+        if found is None or (found.asking.team, found.asking.user) != (team, user):
+            return False
+        (found.end or self._ended)(request_id)
+        return True
+
+    def full(self, replica: fleet.Replica, tier: requests.Tier, adapter: str = "") -> None:
+        """Note that a replica had no seat for this tier, or lacked ``adapter``."""
+        self.said_full(replica.replica_id, tier, adapter)
+
+    def said_full(self, replica_id: str, tier: requests.Tier, adapter: str = "") -> None:
         """Note the same, of a replica known by its id."""
-        self._placer.full(ids.ReplicaId(replica_id), tier, self.now)
+        if adapter:
+            self._placer.lacks(ids.ReplicaId(replica_id), adapter, self.now)
+        else:
+            self._placer.full(ids.ReplicaId(replica_id), tier, self.now)
 
     def suspect(self, replica: fleet.Replica) -> None:
         """Note that a replica broke off an answer, or could not be reached."""
@@ -287,34 +317,16 @@ class LocalRoom:
 
     def first_token(self, model: str, ms: float) -> None:
         """Note an interactive request's time to its first token."""
-        self._ttft[model].append((self.now, ms))
+        self._demands.first_token(model, ms, self.now)
 
     def waiting(self, model: str) -> dict[str, int]:
         """Return how many wait for a model, by tier."""
-        found = self._models.get(model)
-        return found.queue.waiting() if found else {tier.value: 0 for tier in requests.Tier}
+        return self._demands.waiting(model)
 
-    def oldest_wait_s(self, model: str) -> float:
-        """Return how long the model's interactive requests have waited, at most."""
-        found = self._models.get(model)
-        head = found.queue.oldest(requests.Tier.INTERACTIVE) if found else None
-        return 0.0 if head is None else self.now - head.arrived
-
-    def demand(self) -> list[fleet.Demand]:
+    def demand(self) -> list[observed.Demand]:
         """Return what waits and runs now, by model: those that were routed or asked for."""
-        since = self.now - TTFT_KEPT_S
-        models = {*self._models, *(self._known.view.routes if self._known else ())}
-        return [
-            fleet.Demand(
-                model=model,
-                waiting=self.waiting(model),
-                in_flight=self.loads.by_tier(model),
-                oldest_wait_s=self.oldest_wait_s(model),
-                ttft_ms=tuple(ms for at, ms in self._ttft[model] if at >= since),
-                arrived=self._arrived[model],
-            )
-            for model in sorted(models)
-        ]
+        routes = self._known.view.routes if self._known else {}
+        return self._demands.report(routes, self.now)
 
     def seats(self) -> dict[str, tuple[int, int]]:
         """Return, by model, the seats in use and those free, as interactive requests see them."""
@@ -354,7 +366,7 @@ class LocalRoom:
         self._placer.observe(view, now)
         for route in view.routes.values():
             for version in route.weights:
-                self._hopeless(route.model, version, now)
+                self._absent(route.model, version, now)
         moved = (
             before is None
             or before.view.routes != view.routes
@@ -376,7 +388,7 @@ class LocalRoom:
             return ticket.shape  # nothing routes there now: it waits for what it was admitted for
         return waiter.needs.shape(ticket.team)
 
-    def _hopeless(self, model: str, version: str, now: float) -> bool:
+    def _absent(self, model: str, version: str, now: float) -> bool:
         """Whether a version has had no replica, and none coming, for the whole grace time."""
         return self._grace.over((model, version), self.outlook(model, version), now)
 
@@ -385,8 +397,3 @@ def _mine(waiter: waiting.Waiter) -> local_waiter.LocalWaiter:
     if not isinstance(waiter, local_waiter.LocalWaiter):
         raise TypeError("a waiter of another room")
     return waiter
-
-
-def _version(shape: Hashable) -> str:
-    assert isinstance(shape, tuple)  # noqa: S101 - made by `asks.Needs.shape`
-    return str(shape[0])

@@ -1,5 +1,6 @@
 """A request between its admission and its end, as the process that owns its model's queue keeps it."""
 
+import asyncio
 import dataclasses
 from collections.abc import Callable
 
@@ -55,6 +56,7 @@ class LocalWaiter:
         dispatched: whether its team was charged for its turn.
         turned_at: monotonic seconds at which it had its last turn.
         ring: called when its wait has ended.
+        end: ends it at the worker of another process that has it; None: this process has it.
         open: the grant that it has, if it was not closed yet.
         placed: where it was sent last.
     """
@@ -67,6 +69,7 @@ class LocalWaiter:
     dispatched: bool = False
     turned_at: float = 0.0
     ring: Callable[[], None] | None = None
+    end: Callable[[str], None] | None = None
     open: LocalGrant | None = None
     placed: router.Placed | None = None
     _result: Result | None = None
@@ -88,6 +91,26 @@ class LocalWaiter:
             self.open = result
         if self.ring is not None:
             self.ring()
+
+    async def wait(self) -> LocalGrant:
+        """Return the grant when there is one.
+
+        Raises:
+            errors.ForebayError: the wait has ended in it.
+        """
+        grant = self.collect()
+        if grant is not None:
+            return grant
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ring = lambda: None if woken.done() else woken.set_result(None)
+        try:
+            await woken
+        finally:
+            self.ring = None
+        settled = self.collect()
+        if settled is None:
+            raise errors.Internal("woken without a replica; please report this")
+        return settled
 
     def collect(self) -> LocalGrant | None:
         """Return what was settled, once; None if nothing was.

@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Sequence
 
-from gateway import settings
+from gateway import local_waiter, settings
 from scheduler.contracts import fleet, requests
 from scheduler.core import admission, crowding, drain, load, reserving
 
@@ -22,6 +22,7 @@ class ModelQueue:
         longs: long prompts in flight, by team.
         crowd: whose interactive and standard requests are in flight.
         reserving: for whom a replica is kept.
+        spares: requests on seats that nobody else wanted, by id; they end where others wait.
     """
 
     def __init__(self, options: settings.GatewaySettings) -> None:
@@ -32,6 +33,7 @@ class ModelQueue:
         self.longs: collections.Counter[str] = collections.Counter()
         self.crowd = crowding.Crowd()
         self.reserving = reserving.Reserving(options.reserve_after_s)
+        self.spares: dict[str, local_waiter.LocalWaiter] = {}
         self._ids: frozenset[str] = frozenset()
         self._seats = self._free = self._free_batch = 0
 

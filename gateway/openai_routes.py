@@ -1,4 +1,4 @@
-"""The OpenAI interface: models, chat, completions, embeddings, responses."""
+"""The OpenAI interface: models, chat, completions, embeddings, responses, rerank, classify."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,10 +12,11 @@ from scheduler.contracts import errors, requests
 _WISHES = """
 
 Beside OpenAI's fields: `forebay_priority` (tier: interactive, standard, batch), `forebay_deadline_ms`,
-`forebay_cache_hint` (requests that share a prefix), `forebay_version`; or the headers
-`X-Forebay-Priority`, `X-Forebay-Deadline-Ms`, `X-Forebay-Cache-Hint`, `X-Forebay-Version`.
+`forebay_cache_hint` (requests that share a prefix), `forebay_version`, `forebay_adapter`; or the headers
+`X-Forebay-Priority`, `X-Forebay-Deadline-Ms`, `X-Forebay-Cache-Hint`, `X-Forebay-Version`,
+`X-Forebay-Adapter`.
 A token that can't occur has `null` for a log probability, and an input without a finite vector has
-`null` for an embedding beside its own `error`. An adapter is named as `model:adapter`. The answer's
+`null` for an embedding beside its own `error`. An adapter may be named as `model:adapter`, too. The answer's
 `x-request-id` (and `x-forebay-request-id`) is Forebay's own id; `x-ratelimit-*` tell what is left of
 the minute's quotas, where there are any.
 """
@@ -24,6 +25,8 @@ _SUMMARIES = {
     requests.Endpoint.COMPLETIONS: "Continue a prompt (text or token ids), streamed or whole.",
     requests.Endpoint.EMBEDDINGS: "Embed texts or token ids.",
     requests.Endpoint.RESPONSES: "Answer items, streamed or whole, where the engine can; nothing is stored.",
+    requests.Endpoint.RERANK: "Order documents by how well they answer a query.",
+    requests.Endpoint.CLASSIFY: "Classify texts or token ids.",
 }
 
 

@@ -41,6 +41,7 @@ class Placer:
         )
         self._full: dict[tuple[ids.ReplicaId, bool], float] = {}
         self._refused: dict[tuple[ids.ReplicaId, bool], int] = {}  # times since it served one
+        self._lacks: dict[tuple[ids.ReplicaId, str], tuple[int, float]] = {}  # times, until
         self._suspects: dict[ids.ReplicaId, tuple[int, float]] = {}
         self._moments: dict[bool, router.Moment] = {}
         self._kept: dict[str, reserving.Kept] = {}
@@ -57,13 +58,14 @@ class Placer:
         """Get ready for placing some requests at ``now``."""
         if self._full:
             self._full = {mark: until for mark, until in self._full.items() if until > now}
+        if self._lacks:
+            least = now - self._full_most_s  # so long the number of times is remembered
+            self._lacks = {mark: said for mark, said in self._lacks.items() if said[1] > least}
         dead = self.dead(now)
-        self._moments = {
-            batch: router.Moment(
-                now, dead, frozenset(name for name, of_batch in self._full if of_batch is batch)
-            )
-            for batch in (False, True)
-        }
+        self._moments = dict.fromkeys((False, True), router.Moment(now, dead))
+        for batch in (False, True) if self._full else ():
+            full = frozenset(name for name, of_batch in self._full if of_batch is batch)
+            self._moments[batch] = router.Moment(now, dead, full)
         self._beside = {}
         for model, kept in self._kept.items():
             urgent = kept.lane[0] is not requests.Tier.BATCH
@@ -92,6 +94,14 @@ class Placer:
             moment = self._beside.get((asking.model, batch), moment)
         if asking.avoid and (avoided := self._avoided(asking, needs)):
             moment = dataclasses.replace(moment, full=moment.full | avoided)
+        if needs.adapter and self._lacks:
+            without = {
+                replica_id
+                for (replica_id, adapter), (_, until) in self._lacks.items()
+                if adapter == needs.adapter and until > moment.now
+            }
+            if without:
+                moment = dataclasses.replace(moment, full=moment.full | without)
         return self._router.place(_ask(asking, needs, left), moment, self._draw())
 
     def _avoided(self, asking: asks.Asking, needs: asks.Needs) -> frozenset[ids.ReplicaId]:
@@ -145,9 +155,18 @@ class Placer:
         """Note that a replica had no seat for this tier."""
         mark = replica_id, tier is requests.Tier.BATCH
         times = self._refused[mark] = min(self._refused.get(mark, 0) + 1, _TIMES)
+        self._full[mark] = now + self._pause_s(times)
+
+    def lacks(self, replica_id: ids.ReplicaId, adapter: str, now: float) -> None:
+        """Note that a replica does not have an adapter that it has in the view: others may go there."""
+        mark = replica_id, adapter
+        times = min(self._lacks.get(mark, (0, 0.0))[0] + 1, _TIMES)
+        self._lacks[mark] = times, now + self._pause_s(times)
+
+    def _pause_s(self, times: int) -> float:
         pause_s = min(self._full_most_s, self._full_backoff_s * 2.0 ** (times - 1))
         # Of half to the whole, so that several owners don't come back at the same moment.
-        self._full[mark] = now + pause_s * (1 + self._draw()) / 2
+        return pause_s * (1 + self._draw()) / 2
 
     def suspect(self, replica_id: ids.ReplicaId, incarnation: int, now: float) -> None:
         """Note that a replica broke off an answer, or could not be reached."""
@@ -169,8 +188,9 @@ class Placer:
 
     def dead(self, now: float) -> dict[ids.ReplicaId, int]:
         """Return, per replica, the newest incarnation that is known to be gone."""
-        if self._suspects:
-            self._suspects = {r: mark for r, mark in self._suspects.items() if mark[1] > now}
+        if not self._suspects:
+            return {}
+        self._suspects = {r: mark for r, mark in self._suspects.items() if mark[1] > now}
         return {replica_id: incarnation for replica_id, (incarnation, _) in self._suspects.items()}
 
 
@@ -184,6 +204,7 @@ def _ask(asking: asks.Asking, needs: asks.Needs, left: float = 0.0) -> routing.A
         seats=needs.seats,
         prompt_tokens=needs.prompt_tokens,
         output_tokens=needs.seats * needs.output_tokens,
+        room_tokens=needs.room_tokens,
         long=needs.long,
         left=left,
         prefix=asking.prefix,

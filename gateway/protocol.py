@@ -54,6 +54,10 @@ class Protocol(httptools_impl.HttpToolsProtocol):
         self._lingering = False  # all is said; the client is given a moment to hear it
         self._deaf = False  # what comes is thrown away: its last answer ends the connection
         self._running: Any = None  # the request that is being answered; `cycle` is the newest
+        self._unheard = (
+            0  # bytes that were written and that the client had not read at the last look
+        )
+        self._unheard_since = self._looked
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Start the clock of the first head, if there is room for one more connection."""
@@ -124,8 +128,13 @@ class Protocol(httptools_impl.HttpToolsProtocol):
         self._until = math.inf
         if self.parser.should_upgrade():
             return  # it comes again without the offer
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            self.transport.abort()
+            raise httptools.HttpParserError("more requests than anybody sends ahead")
         version = self.parser.get_http_version()
         heads.check(version, self.headers)
+        if version == "1.0":
+            self.expect_100_continue = False  # it would take that for the answer (RFC 9110, 10.1.1)
         method = self.parser.get_method()
         endpoint = hotpath.ENDPOINTS.get(self.url) if method == b"POST" else None
         if endpoint is None:
@@ -136,6 +145,7 @@ class Protocol(httptools_impl.HttpToolsProtocol):
             endpoint = hotpath.ENDPOINTS.get(path) if method == b"POST" else None
         if endpoint is None:
             super().on_headers_complete()
+            self.cycle.transport = _Outward(self)  # type: ignore[assignment]  # what is used of one
             return
         before = self.cycle
         fresh = exchange.Exchange(
@@ -152,12 +162,11 @@ class Protocol(httptools_impl.HttpToolsProtocol):
             self.pipeline.appendleft((fresh, self.app))  # type: ignore[arg-type]  # the same
             if len(self.pipeline) >= _PIPELINED:
                 self.flow.pause_reading()
-            if len(self.pipeline) > _MOST_PIPELINED:
-                self.transport.abort()
 
     def on_chunk_header(self) -> None:
-        """Count again: behind the last chunk come trailers, which are kept as headers are."""
+        """Count again: behind the last chunk come trailers, which are no headers of the request."""
         self._unread = 0.0
+        self.headers = []  # whoever answers has the list of the head
 
     def on_body(self, body: bytes) -> None:
         """This chunk was not the last one."""
@@ -201,8 +210,14 @@ class Protocol(httptools_impl.HttpToolsProtocol):
                 cycle.message_event.set()
 
     def rest(self, now: float) -> None:
-        """Close if nothing has happened for too long; never under an answer."""
+        """Close if nothing has happened for too long; never under an answer, unless nobody reads it."""
         since, self._looked = now - self._looked, now
+        unheard = self.transport.get_write_buffer_size()
+        if not unheard or unheard != self._unheard:
+            self._unheard, self._unheard_since = unheard, now
+        if now - self._unheard_since > self._hot.limits.client_stall_s:
+            self.transport.abort()  # closed, it would wait for its client for ever
+            return
         if self.transport.is_closing():
             return
         if self._lingering:
@@ -252,12 +267,18 @@ class Protocol(httptools_impl.HttpToolsProtocol):
     def end(self) -> None:
         """Close when all is written; a client that still sends is given a moment to hear it.
 
-        Closed with bytes unread, TCP would throw away what was just said.
+        Closed with bytes unread, TCP would throw away what was just said. Of a body that was refused before
+        it was whole the rest is taken and thrown away: many clients read nothing before they have sent it.
         """
-        if not self._deaf or not self.transport.can_write_eof():
+        self.pipeline.clear()  # what came behind the last one is not answered
+        linger_s = _LINGER_S
+        if self._body_from != math.inf:
+            self._deaf, self._unread, self._body_from = True, -math.inf, math.inf
+            linger_s = self._hot.limits.body_timeout_s
+        if not self._deaf or self.transport.is_closing() or not self.transport.can_write_eof():
             self.transport.close()
             return
-        self._lingering, self._until = True, self.loop.time() + _LINGER_S
+        self._lingering, self._until = True, self.loop.time() + linger_s
         self.transport.write_eof()
 
     def _say(self, error: errors.ForebayError) -> None:
@@ -265,6 +286,17 @@ class Protocol(httptools_impl.HttpToolsProtocol):
         if not self.transport.is_closing():
             self.transport.write(heads.refusal(error, self.server_state.default_headers))
             self.end()
+
+
+class _Outward:
+    """What uvicorn's cycle does with its connection: it ends it as an `exchange.Exchange` does."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, connection: Protocol) -> None:
+        transport = connection.transport
+        self.write, self.is_closing = transport.write, transport.is_closing
+        self.close = connection.end
 
 
 async def sweep(connections: Iterable[Any]) -> None:

@@ -31,10 +31,15 @@ class Reckoning:
     def running(self, asking: asks.Asking, version: str) -> asks.Needs:
         """Return what a request takes that runs: also where nothing routes there any more."""
         prompt = asking.prompt_tokens or self._learned.prompt_tokens(asking.model, asking.chars)
-        output = self._learned.output_tokens(asking.model, asking.team, asking.max_tokens)
+        whole = asks.together(asking, prompt, self._learned)
         long = 0 < self._options.long_prompt_tokens <= prompt
-        most = asking.max_tokens or output
-        return asks.Needs(version, asking.adapter, asking.seats, 0, prompt, output, long, most)
+        output = most = 0
+        room = prompt
+        if asking.endpoint not in asks.POOLED:
+            output = self._learned.output_tokens(asking.model, asking.team, asking.max_tokens)
+            most = asking.max_tokens or output
+            room = whole + asking.seats * output
+        return asks.Needs(version, asking.adapter, asking.seats, 0, whole, output, long, most, room)
 
     def ticket(self, asking: asks.Asking, needs: asks.Needs, now: float) -> admission.Ticket:
         """Return its place in the queue, as of monotonic second ``now``."""
@@ -83,6 +88,7 @@ class Reckoning:
         if each:
             self._learned.learn(asking.model, asking.team, each)
         # Of a prompt that is mostly something else (tool calls, documents, pictures) the ratio says nothing.
-        if asking.seats == 1 and not asking.prompt_tokens and 2 * asking.chars >= asking.size:
+        one = asking.seats == asking.prompts == 1 and not asking.prompt_tokens
+        if one and 2 * asking.chars >= asking.size:
             prompt = spent.uncached_prompt_tokens + spent.cached_prompt_tokens
             self._learned.learn_prompt(asking.model, asking.chars, prompt)

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from gateway import dispatch
 
 _log = logging.getLogger(__name__)
+_FORGIVEN = frozenset({usage.Outcome.OK, usage.Outcome.REPLICA_LOST})  # if all fails in the end
 _OURS = frozenset({usage.Outcome.PREEMPTED, usage.Outcome.REPLICA_LOST, usage.Outcome.ERROR})
-# Of a batch line: its team gets a whole answer or nothing, and pays for the try that comes to one.
+# Of a batch line: its team gets a whole answer or nothing, and pays for the try that comes to one. What its
+# runner left is the team's only where the team itself has ended the job, see `Recorder.charge`.
 _OURS_OF_LINES = _OURS | {
     usage.Outcome.CLIENT_GONE, usage.Outcome.CANCELLED, usage.Outcome.EXPIRED,
 }  # fmt: skip
@@ -65,6 +67,7 @@ class Attempt:
         self._computed = 0  # prompt tokens, and cached ones among them, as its PROMPT frame says
         self._cached = 0
         self.identity = identity
+        self.life = ""  # its replica and which start of that
         self.closed = False
         self.first_token_us = 0
 
@@ -86,6 +89,7 @@ class Attempt:
         *,
         payer: usage.Payer | None = None,
         planned: bool = False,
+        died: bool = False,
     ) -> None:
         """Append the CLOSE row; only the first call does.
 
@@ -95,6 +99,7 @@ class Attempt:
             counted: what the replica counted; without it, what came through here.
             payer: who pays, if not who usually does for this outcome.
             planned: its replica left as it was told to, which says nothing of the version.
+            died: its replica was lost, and with it all that it had.
 
         Raises:
             errors.RecordingUnavailable: the row can't be kept.
@@ -103,6 +108,7 @@ class Attempt:
             return
         self.closed = True
         ours = _OURS_OF_LINES if self.identity.batch_job_id else _OURS
+        payer = self._recorder.payer or payer
         payer = payer or (usage.Payer.PLATFORM if outcome in ours else usage.Payer.TEAM)
         prompt, cached, output, waste = self._counts(counted)
         if payer is usage.Payer.PLATFORM:
@@ -125,11 +131,13 @@ class Attempt:
         )
         if payer is usage.Payer.TEAM:
             self._sent.spend(spent)
-            if outcome is usage.Outcome.REPLICA_LOST:
+            if outcome in _FORGIVEN:
                 self._sent.owed += (row,)
+        elif outcome is usage.Outcome.CLIENT_GONE:
+            self._sent.left = row
         self._recorder.count(self.identity, spent, waste)
         if not planned:
-            self._recorder.comparing.note(row)
+            self._recorder.comparing.note(row, self.life if died else "")
         self._recorder.append(row)
 
     def refused(self) -> None:
@@ -155,21 +163,36 @@ class Attempt:
 
 
 class Recorder:
-    """Appends rows for one gateway worker."""
+    """Appends rows for one gateway worker.
+
+    Args:
+        sink: where they go.
+        time: the worker's clock.
+        cluster: of rows without a replica.
+        numbers: where Prometheus is told.
+        payer: of all rows, None: as each outcome says.
+    """
 
     def __init__(
         self,
         sink: usage.UsageSink,
         time: clock.Clock,
         cluster: str,
-        numbers: metrics.Metrics,
+        numbers: metrics.Numbers,
+        payer: usage.Payer | None = None,
     ) -> None:
         self.numbers = numbers
+        self.payer = payer
         self._sink = sink
         self._cluster = cluster
         self._unsynced = False
+        self._troubled = False  # the disk, as far as it was logged
         self.clock = time
         self.comparing = comparing.Comparing()
+
+    def beside(self, numbers: metrics.Numbers, payer: usage.Payer) -> "Recorder":
+        """Return a recorder into the same sink for what ``payer`` pays whatever comes of it."""
+        return Recorder(self._sink, self.clock, self._cluster, numbers, payer)
 
     def ready(self) -> None:
         """Raise `errors.RecordingUnavailable` if a row could not be kept now."""
@@ -177,13 +200,11 @@ class Recorder:
 
     def count(self, identity: usage.Identity, spent: quota.Spent, waste: int) -> None:
         """Tell Prometheus what an attempt has computed."""
-        served = self.numbers.served(identity.model, identity.tier)
-        if spent.tokens:
-            served.prompt_tokens.inc(spent.uncached_prompt_tokens + spent.cached_prompt_tokens)
-            served.hit_tokens.inc(spent.cached_prompt_tokens)
-            served.output_tokens.inc(spent.output_tokens)
-        if waste:
-            served.waste_tokens.inc(waste)
+        if spent.tokens or waste:
+            cached = spent.cached_prompt_tokens
+            prompt = spent.uncached_prompt_tokens + cached
+            served = self.numbers.served(identity.model, identity.tier)
+            served.tokens.add(prompt, cached, spent.output_tokens, waste)
 
     def append(self, row: usage.UsageRow) -> None:
         """Buffer a row for the next `sync`."""
@@ -200,8 +221,11 @@ class Recorder:
             spent = quota.Spent(
                 row.uncached_prompt_tokens, row.cached_prompt_tokens, row.output_tokens
             )
+            ok = row.outcome is usage.Outcome.OK
             amended = dataclasses.replace(
                 row,
+                outcome=usage.Outcome.ERROR if ok else row.outcome,
+                reason="its end could not be given" if ok else row.reason,
                 payer=usage.Payer.PLATFORM,
                 output_tokens=row.output_tokens + row.waste_tokens,
                 waste_tokens=0,
@@ -214,6 +238,34 @@ class Recorder:
             else:
                 sent.spend(spent, -1)
 
+    def charge(self, sent: emitted.Emitted) -> None:
+        """Let its team pay for what was computed of a batch line that it gave up itself.
+
+        As much as of any answer that is left: the prompt, and all tokens so far, those of the runner's
+        journal among them, whose tries the platform paid. A second CLOSE of the attempt, as in `forgive`.
+        """
+        row, sent.left = sent.left, None
+        if row is None:
+            return
+        cached = min(sent.cached_tokens, sent.prompt_tokens)
+        spent = quota.Spent(sent.prompt_tokens - cached, cached, sent.tokens)
+        amended = dataclasses.replace(
+            row,
+            outcome=usage.Outcome.CANCELLED,
+            payer=usage.Payer.TEAM,
+            reason="its batch job was ended",
+            uncached_prompt_tokens=spent.uncached_prompt_tokens,
+            cached_prompt_tokens=spent.cached_prompt_tokens,
+            output_tokens=spent.output_tokens,
+            ended_us=row.ended_us + 1,
+        )
+        try:
+            self.append(amended)
+        except errors.RecordingUnavailable as error:
+            _log.error("%s is not on its team's bill: %s", row.identity.request_id, error)
+        else:
+            sent.spend(spent)
+
     async def sync(self) -> None:
         """Return when all rows are on disk.
 
@@ -221,17 +273,27 @@ class Recorder:
             errors.RecordingUnavailable: the disk refused them.
         """
         self._unsynced = False
-        await self._sink.sync()
+        try:
+            await self._sink.sync()
+        except BaseException:
+            self._unsynced = True  # also where who waited has left: `flush` waits instead
+            raise
 
     async def flush(self) -> None:
-        """Sync what nobody waits for; a full disk is logged, and refuses the next request itself."""
-        if not self._unsynced:
-            return
+        """Sync what nobody waits for."""
+        if self._unsynced:
+            await self.kept()
+
+    async def kept(self) -> None:
+        """Wait for all rows as `sync` does; a disk in trouble is logged once, and refuses requests itself."""
         try:
             await self.sync()
         except errors.RecordingUnavailable as error:
-            self._unsynced = True
-            _log.error("usage rows are not on disk yet: %s", error.message)
+            if not self._troubled:
+                _log.error("usage rows are not on disk yet: %s", error.message)
+            self._troubled = True
+        else:
+            self._troubled = False
 
     def open(self, job: "dispatch.Job", grant: waiting.Grant) -> Attempt:
         """Append the OPEN row of a dispatch.
@@ -241,7 +303,9 @@ class Recorder:
         """
         identity = self._identity(job.request, job.number, job.version, grant.replica)
         self.append(usage.UsageRow(usage.RowKind.OPEN, identity))
-        return Attempt(self, identity, job.sent, resumed=job.resumed)
+        made = Attempt(self, identity, job.sent, resumed=job.resumed)
+        made.life = f"{grant.replica.replica_id}.{grant.replica.incarnation}"
+        return made
 
     def undispatched(
         self,

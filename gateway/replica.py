@@ -29,6 +29,8 @@ _TRUNK = trunks.HEADER.encode() + b": %b\r\n"
 def _more(call: "Call", place: trunk.Place | None) -> bytes:
     """Return the headers that not every request has."""
     more = b"X-Forebay-Most-Tokens: %d\r\n" % call.most_tokens if call.most_tokens else b""
+    if call.preempted:
+        more += b"X-Forebay-Preempted: %d\r\n" % call.preempted
     if place is not None:
         more += _TRUNK % place.name
     if call.traceparent is not None:
@@ -37,7 +39,15 @@ def _more(call: "Call", place: trunk.Place | None) -> bytes:
 
 
 class Full(Exception):
-    """The replica has no seat; nothing was computed."""
+    """The replica has no seat; nothing was computed.
+
+    Args:
+        no_adapter: it has, but not the request's adapter.
+    """
+
+    def __init__(self, *, no_adapter: bool = False) -> None:
+        super().__init__("no adapter" if no_adapter else "no seat")
+        self.no_adapter = no_adapter
 
 
 class Lost(Exception):
@@ -77,6 +87,7 @@ class Call:
         traceparent: the trace that the request belongs to, if any.
         most_tokens: bound of each sequence's output where the body names none, 0 if there is none.
         streams: the answer comes token by token: on the replica's trunk, where there is one.
+        preempted: how often the batch line gave its seat back before.
     """
 
     path: str
@@ -86,6 +97,7 @@ class Call:
     traceparent: str | None = None
     most_tokens: int = 0
     streams: bool = False
+    preempted: int = 0
 
 
 class Client:
@@ -126,18 +138,14 @@ class Client:
             self._pool.doubt()
             self._trunks.doubt()
 
-    def open(self, replica: fleet.Replica, call: Call) -> "Opening":
-        """Send ``call`` and yield its answer, as an async context manager; leaving early cancels it there.
+    async def send(self, replica: fleet.Replica, call: Call) -> "Answer":
+        """Send ``call`` and return its answer; `leave` that whatever happens: early, it is cancelled there.
 
         Raises:
             Full: the replica has no seat.
             Lost: it is gone, or was during the answer.
             errors.ForebayError: the engine refuses the request itself; nothing was computed.
         """
-        return Opening(self, replica, call)
-
-    async def send(self, replica: fleet.Replica, call: Call) -> "Answer":
-        """Send ``call``; the caller must `Answer.leave`. Raises as `open` does."""
         secret = self._secret(replica)
         try:
             connection = await self._pool.get(replica.address)
@@ -178,7 +186,7 @@ class Client:
             kind = said.content_type.decode("latin-1")[:100]
             raise Lost(f"answered {kind}, not frames", computed=True)
         if status == 429:
-            raise Full
+            raise Full(no_adapter=_code(said.text) == frames.NO_ADAPTER)
         if status in (401, 403):
             # The secret belongs to another incarnation, which the next view will tell.
             self._secrets.pop((replica.replica_id, replica.incarnation), None)
@@ -205,28 +213,6 @@ def _head(replica: fleet.Replica, call: Call, secret: str, place: trunk.Place | 
         len(call.body),
         _more(call, place),
     )
-
-
-class Opening:
-    """The block in which an answer is read."""
-
-    __slots__ = ("_answer", "_call", "_client", "_replica")
-
-    def __init__(self, client: Client, replica: fleet.Replica, call: Call) -> None:
-        self._client = client
-        self._replica = replica
-        self._call = call
-        self._answer: Answer | None = None
-
-    async def __aenter__(self) -> "Answer":
-        """Send."""
-        self._answer = await self._client.send(self._replica, self._call)
-        return self._answer
-
-    async def __aexit__(self, *_: object) -> None:
-        """Leave."""
-        if self._answer is not None:
-            self._answer.leave()
 
 
 class Answer:
@@ -275,6 +261,13 @@ class Answer:
     def leave(self) -> None:
         """Give the connection back if the answer was read whole, else close it."""
         self._connection.leave()
+
+
+def _code(raw: bytes) -> object:
+    """Return the code of an error's body, None if it has none."""
+    with contextlib.suppress(ValueError, AttributeError, TypeError):
+        return json.loads(raw)["error"].get("code")
+    return None
 
 
 def engine_error(status: int, raw: bytes, missing: str = "") -> errors.ForebayError:

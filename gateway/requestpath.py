@@ -5,11 +5,14 @@ goes on elsewhere from the token ids that were sent. Where that can't be, the cl
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
+from concurrent import futures
 from typing import Any
 
 from gateway import (
+    access_log,
     asks,
     dependencies,
     dispatch,
@@ -17,22 +20,26 @@ from gateway import (
     metrics,
     recording,
     replica,
+    shadow,
     upstream,
     waiting,
 )
 from scheduler.contracts import errors, fleet, frames, requests, resume, tracing, usage
 
 _FLUSH_S = 0.2
+_ASKED_S = 5.0  # longest wait for the word on a batch job that a line was left of
+_ASKERS = 4  # threads of their own: a registry that hangs must not keep anything else waiting
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Live:
-    """A request under way; `why` is set before its task is cancelled on purpose."""
+    """A request under way, since a monotonic second; `why` is set before its task is cancelled on purpose."""
 
     caller: requests.Caller
     task: "asyncio.Task[Any]"
     cancelling: int
+    since: float
     span: tracing.Span | None = None
     why: errors.ForebayError | None = None
 
@@ -44,6 +51,7 @@ class _Trip:
     Attributes:
         begun: the beginning of the answer that the batch runner sent along, if it did.
         sent: what its client has got.
+        copy: for a shadow version, None for most requests.
     """
 
     request: requests.InferenceRequest
@@ -51,6 +59,7 @@ class _Trip:
     outlet: dispatch.Outlet
     begun: resume.Resume | None
     sent: emitted.Emitted
+    copy: shadow.Copy | None = None
 
 
 class RequestPath:
@@ -68,15 +77,20 @@ class RequestPath:
         self._fleet = deps.fleet
         self._room = room
         self._metrics = numbers
+        self._ended = deps.job_ended
+        self._askers = futures.ThreadPoolExecutor(_ASKERS, "job-ended")
+        self._log = access_log.AccessLog(deps.settings.access_log, deps.clock)
         self._tracer = None if isinstance(deps.tracer, tracing.NoTracer) else deps.tracer
         self._recorder = recording.Recorder(deps.sink, deps.clock, deps.cluster, numbers)
         self._dispatcher = dispatch.Dispatcher(
             deps.settings, client, self._recorder, self._first_token, numbers
         )
+        self._shadows = shadow.Shadows(deps.settings, room, client, self._recorder, numbers)
         self._live: dict[str, _Live] = {}
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._closing = False
+        room.hear(self._cancelled)
 
     @property
     def live(self) -> int:
@@ -87,10 +101,15 @@ class RequestPath:
         """Put rows on disk that nobody waits for, tell how versions fare, until cancelled."""
         while True:
             await self._clock.sleep(_FLUSH_S)
+            # Asked for each few seconds: not with each request.
+            self._metrics.in_flight.set(len(self._live))
+            self._metrics.tell()
             if (view := self._fleet.view()) is not None:
                 self._recorder.comparing.follow(view.routes.values())
                 self._fleet.tell(self._recorder.comparing.take())
+                self._fleet.compared(*self._shadows.take())
             await self._recorder.flush()
+            await self._shadows.flush()
 
     async def answer(
         self, request: requests.InferenceRequest, outlet: dispatch.Outlet
@@ -106,7 +125,7 @@ class RequestPath:
         result = metrics.OK
         span = None
         if self._tracer is not None:
-            span = self._tracer.begin("request", request.traceparent, _traits(request))
+            span = self._tracer.begin("request", request.traceparent, access_log.traits(request))
         try:
             return await self._cancellable(request, outlet, span)
         except errors.ForebayError as error:
@@ -120,42 +139,34 @@ class RequestPath:
                 self._metrics.served(request.model, request.tier._value_).whole.inc()
             else:
                 self._metrics.ended.labels(request.model, request.tier.value, result).inc()
-            self._told(request, result, span)
-
-    def _told(
-        self, request: requests.InferenceRequest, result: str, span: tracing.Span | None
-    ) -> None:
-        """End the request's span, and write its line where the site wants one."""
-        if span is not None:
-            span.end("" if result == metrics.OK else result, {"forebay.result": result})
-        wanted = self._settings.access_log
-        if wanted == "all" or (wanted == "errors" and result != metrics.OK):
-            took_ms = max(0, self._clock.wall_us() - request.arrived_us) // 1_000
-            extra = {**_traits(request), "forebay.result": result, "forebay.ms": took_ms}
-            _log.info("%s: %s after %d ms", request.request_id, result, took_ms, extra=extra)
+            if span is not None:
+                span.end("" if result == metrics.OK else result, {"forebay.result": result})
+            self._log.ended(request, result)
 
     def turned_away(self, error: errors.ForebayError, request_id: str, endpoint: str) -> None:
         """Count and log a request that was refused before it was known who asks for what."""
         self._metrics.refused.labels("", "", error.code).inc()
-        if self._settings.access_log in ("all", "errors"):
-            extra = {
-                "forebay.request_id": request_id,
-                "forebay.endpoint": endpoint,
-                "forebay.result": error.code,
-            }
-            _log.info("%s: %s: %s", request_id, error.code, error.message, extra=extra)
+        self._log.turned_away(error, request_id, endpoint)
 
-    def cancel(self, request_id: str, caller: requests.Caller) -> bool:
-        """End one of the caller's own requests; False if there is no such request here."""
+    async def cancel(self, request_id: str, caller: requests.Caller) -> bool:
+        """End one of the caller's own requests, whichever process has it; False if none has."""
         live = self._live.get(request_id)
-        if live is None or (live.caller.team, live.caller.user) != (caller.team, caller.user):
+        if live is None:
+            return await self._room.cancel(request_id, caller.team, caller.user)
+        if (live.caller.team, live.caller.user) != (caller.team, caller.user):
             return False
-        self._end(live, errors.Cancelled("cancelled by the caller"))
+        self._cancelled(request_id)
         return True
+
+    def _cancelled(self, request_id: str) -> None:
+        """End a request of this process whose caller has cancelled it, here or at another."""
+        if (live := self._live.get(request_id)) is not None:
+            self._end(live, errors.Cancelled("cancelled by the caller"))
 
     async def drain(self, seconds: float) -> None:
         """Take nothing new, let running answers end for ``seconds``, then end them with an error."""
         self._closing = True
+        await self._shadows.close()
         quiet = asyncio.ensure_future(self._quiet.wait())
         late = asyncio.ensure_future(self._clock.sleep(seconds))
         try:
@@ -168,6 +179,7 @@ class RequestPath:
                 task.cancel()
             await asyncio.wait({quiet, late})
             await self._recorder.flush()
+            self._metrics.tell()
 
     @staticmethod
     def _end(live: _Live, why: errors.ForebayError) -> None:
@@ -184,9 +196,9 @@ class RequestPath:
         task = asyncio.current_task()
         if task is None:
             raise errors.Internal("request served outside a task")
-        live = self._live[request.request_id] = _Live(request.caller, task, task.cancelling(), span)
+        live = _Live(request.caller, task, task.cancelling(), self._clock.monotonic(), span)
+        self._live[request.request_id] = live
         self._quiet.clear()
-        self._metrics.in_flight.set(len(self._live))
         try:
             return await self._answer(request, outlet)
         except asyncio.CancelledError:
@@ -196,7 +208,6 @@ class RequestPath:
             raise
         finally:
             del self._live[request.request_id]
-            self._metrics.in_flight.set(len(self._live))
             if not self._live:
                 self._quiet.set()
 
@@ -210,23 +221,51 @@ class RequestPath:
             route = self._room.view().routes.get(request.model)
             several = route is not None and len(route.weights) > 1
             chunk_bytes = self._settings.prefix_chunk_bytes
-            waiter = self._room.enter(asks.of(request, chunk_bytes, several=several))
+            asking = asks.of(request, chunk_bytes, several=several)
+            copy = self._shadows.of(request, route, asking)
+            waiter = self._room.enter(asking)
         except errors.ForebayError as error:
             self._refused(request, 1, error)
             raise
         expiry = self._deadline(request)
+        if copy is not None:
+            outlet = self._shadows.tee(copy, outlet)
+        end, failure = None, None
         try:
-            return await self._attempts(_Trip(request, waiter, outlet, begun, sent))
+            end = await self._attempts(_Trip(request, waiter, outlet, begun, sent, copy))
+            return end
         except (errors.ForebayError, asyncio.CancelledError) as ended:
+            failure = ended
             live = self._live[request.request_id]
             why = ended if isinstance(ended, errors.ForebayError) else live.why
-            if why is not None and not _own_doing(why, request):
-                self._recorder.forgive(sent)
+            if why is not None:
+                if not _own_doing(why, request):
+                    self._recorder.forgive(sent)
+                if sent.tokens:  # the end of a part waits for the disk as that of a whole does
+                    await self._recorder.kept()
+            elif sent.left is not None and await self._given_up(request):
+                self._recorder.charge(sent)
             raise
         finally:
             if expiry is not None:
                 expiry.cancel()
             self._room.leave(waiter, sent.spent)
+            if copy is not None:
+                self._shadows.over(copy, end, failure)
+
+    async def _given_up(self, request: requests.InferenceRequest) -> bool:
+        """Say whether a line that its runner left is of a job that its team has ended; in doubt it is not."""
+        if request.batch is None or self._ended is None:
+            return False
+        job_id = request.batch.job_id
+        said = asyncio.get_running_loop().run_in_executor(self._askers, self._ended, job_id)
+        asked = asyncio.ensure_future(asyncio.wait_for(said, _ASKED_S))
+        while not asked.done():  # that its client has left may be told twice
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({asked})
+        if (fault := asked.exception()) is not None:
+            _log.warning("%s: nobody says how job %d ended: %r", request.request_id, job_id, fault)
+        return fault is None and asked.result()
 
     def _deadline(self, request: requests.InferenceRequest) -> asyncio.TimerHandle | None:
         """End the request, wherever it is, when the deadline that it named has passed."""
@@ -246,9 +285,7 @@ class RequestPath:
         failed: list[fleet.Replica] = []  # on this request, and alive: others may fail on it too
         number = 1
         while True:
-            grant = await self._turn(request, waiter, number)
-            if grant.limits:
-                trip.outlet.quotas(grant.limits)
+            grant = await self._turn(trip, number)
             job = dispatch.Job(
                 request=request,
                 number=number,
@@ -260,6 +297,7 @@ class RequestPath:
                 begun=begun,
                 resumed=resumed,
                 span=live.span,
+                over=None if trip.copy is None else trip.copy.answer.over,
             )
             renewed: str | None = None
             avoid: str | None = None
@@ -269,8 +307,9 @@ class RequestPath:
                     if each.replica_id != grant.replica.replica_id:
                         self._room.suspect(each)  # the request is sound: the replica is not
                 return end
-            except replica.Full:
-                self._room.full(grant.replica, request.tier)
+            except replica.Full as full:
+                lacking = request.adapter if full.no_adapter else None
+                self._room.full(grant.replica, request.tier, lacking or "")
                 self._room.again(waiter)
                 continue  # the same attempt: it has not begun
             except replica.Lost as lost:
@@ -297,10 +336,9 @@ class RequestPath:
             number += 1
             self._room.again(waiter, renewed, avoid)
 
-    async def _turn(
-        self, request: requests.InferenceRequest, waiter: waiting.Waiter, number: int
-    ) -> waiting.Grant:
+    async def _turn(self, trip: "_Trip", number: int) -> waiting.Grant:
         """Wait for a replica; an end of the wait is recorded."""
+        request, waiter = trip.request, trip.waiter
         try:
             grant = await self._room.wait(waiter)
         except errors.ForebayError as error:
@@ -314,6 +352,10 @@ class RequestPath:
             raise
         waited_s = self._clock.monotonic() - waiter.arrived
         self._metrics.served(request.model, request.tier._value_).dispatched.observe(waited_s)
+        if trip.copy is not None:
+            trip.copy.dispatched(grant.version)
+        if grant.limits:
+            trip.outlet.quotas(grant.limits)
         return grant
 
     def _waited(
@@ -330,8 +372,8 @@ class RequestPath:
         self._metrics.refused.labels(request.model, request.tier.value, error.code).inc()
 
     def _first_token(self, request: requests.InferenceRequest) -> None:
-        """Note the time to a request's first token."""
-        seconds = max(0, self._clock.wall_us() - request.arrived_us) / 1_000_000
+        """Note the time to a request's first token, by a clock that is never set."""
+        seconds = self._clock.monotonic() - self._live[request.request_id].since
         self._metrics.served(request.model, request.tier._value_).ttft.observe(seconds)
         if request.tier is requests.Tier.INTERACTIVE:
             self._room.first_token(request.model, seconds * 1_000)
@@ -345,15 +387,3 @@ def _own_doing(why: errors.ForebayError, request: requests.InferenceRequest) -> 
 
 def _going_down() -> errors.NoReplica:
     return errors.NoReplica("the gateway is going down: send the request again", retry_after_s=1.0)
-
-
-def _traits(request: requests.InferenceRequest) -> dict[str, str]:
-    """Return what traces and logs say of a request; never a word of its prompt or answer."""
-    return {
-        "forebay.request_id": request.request_id,
-        "forebay.model": request.model,
-        "forebay.tier": request.tier.value,
-        "forebay.team": request.caller.team,
-        "forebay.endpoint": request.endpoint.value,
-        "forebay.caller_request_id": request.caller_request_id or "",
-    }

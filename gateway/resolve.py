@@ -9,18 +9,22 @@ wins. Both are stripped before the engine sees the request:
 | X-Forebay-Deadline-Ms | forebay_deadline_ms | milliseconds from arrival after which the answer is ended |
 | X-Forebay-Cache-Hint | forebay_cache_hint | key of requests that share a prefix: routing affinity only |
 | X-Forebay-Version | forebay_version | an exact version of the model |
+| X-Forebay-Adapter | forebay_adapter | a LoRA adapter of the model, as `model:adapter` in `model` says too |
 
 OpenAI's own `prompt_cache_key` is taken as the cache hint where there is no other.
 
 X-Request-Id is kept beside Forebay's own id, which every answer carries as x-forebay-request-id and as
 x-request-id.
-X-Forebay-Batch-Job, -Custom-Id, -Team and -User are believed from Forebay's own batch runner alone.
+X-Forebay-Batch-Job, -Custom-Id, -Preempted, -Team and -User are believed from Forebay's own batch runner
+alone.
 """
 
 import dataclasses
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from scheduler.contracts import errors, fleet, ids, requests, tracing
 
@@ -42,6 +46,13 @@ class Wishes:
 
 
 _PLAIN = Wishes()  # what by far the most want
+_READ = frozenset(
+    {
+        "forebay_priority", "forebay_deadline_ms", "forebay_cache_hint", "forebay_version",
+        "forebay_adapter", "prompt_cache_key",
+    }
+)  # fmt: skip
+_ENDPOINTS = {kind.value: kind.endpoints for kind in requests.Runner}
 
 
 def has_ours(body: Mapping[str, Any]) -> bool:
@@ -63,7 +74,7 @@ def wishes(headers: Mapping[str, str], body: Mapping[str, Any]) -> Wishes:
     Raises:
         errors.BadRequest: one of them is of the wrong kind.
     """
-    if not headers and "prompt_cache_key" not in body and not has_ours(body):
+    if not headers and _READ.isdisjoint(body):
         return _PLAIN
 
     def text(name: str) -> str | None:
@@ -83,6 +94,7 @@ def wishes(headers: Mapping[str, str], body: Mapping[str, Any]) -> Wishes:
         deadline_ms=deadline("forebay_deadline_ms", raw),
         cache_hint=text("cache_hint") or _hint(body.get("prompt_cache_key")),
         version=text("version"),
+        adapter=text("adapter"),
         caller_request_id=headers.get("x-request-id", "")[:MAX_ID_CHARS] or None,
         traceparent=tracing.parent(headers.get("traceparent")),
     )
@@ -105,7 +117,7 @@ def batch_ref(caller: requests.Caller, headers: Mapping[str, str]) -> requests.B
     """Return the batch line behind a request of the batch runner.
 
     Raises:
-        errors.BadRequest: the job's number is none.
+        errors.BadRequest: the job's number is none, or the count of preemptions.
     """
     job = headers.get("x-forebay-batch-job")
     if not caller.service or job is None:
@@ -113,11 +125,13 @@ def batch_ref(caller: requests.Caller, headers: Mapping[str, str]) -> requests.B
     if not job.isascii() or not job.isdigit() or len(job) > 18:
         raise _fault("X-Forebay-Batch-Job", "must be the job's number")
     custom_id = urllib.parse.unquote(headers.get("x-forebay-custom-id", ""))
-    return requests.BatchRef(ids.BatchJobId(int(job)), custom_id)
+    preempted = headers.get("x-forebay-preempted", "0")
+    if not preempted.isascii() or not preempted.isdigit() or len(preempted) > 9:
+        raise _fault("X-Forebay-Preempted", "must be how often the line was preempted")
+    return requests.BatchRef(ids.BatchJobId(int(job)), custom_id, int(preempted))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Source:
+class Source(msgspec.Struct, frozen=True):
     """A checked body and who sent it."""
 
     endpoint: requests.Endpoint
@@ -136,12 +150,14 @@ def request(
 
     Raises:
         errors.ModelNotFound: no such model, version or adapter for this caller.
-        errors.BadRequest: no such tier.
+        errors.BadRequest: no such tier, or the model does something else.
         errors.Forbidden: the tier is not one of the caller's.
     """
     wanted, caller = source.wishes, source.caller
     model, adapter = _model(str(source.body["model"]), wanted.adapter, view, caller)
-    _version(model, wanted.version, view)
+    if wanted.version is not None:
+        _version(model, wanted.version, view)
+    _endpoint(source.endpoint, model, view.routes[model].runner)
     # A batch line stays batch, whatever its body says: its submitter may hold no other tier.
     offered = view.routes[model].tiers
     tier = _tier(requests.Tier.BATCH.value if source.batch else wanted.priority, caller, offered)
@@ -208,9 +224,7 @@ def _model(
     return model, adapter
 
 
-def _version(model: str, version: str | None, view: fleet.FleetView) -> None:
-    if version is None:
-        return
+def _version(model: str, version: str, view: fleet.FleetView) -> None:
     known = {r.spec.version for r in view.replicas if r.spec.model == model}
     if version not in known | set(view.routes[model].weights):
         raise errors.ModelNotFound(
@@ -219,7 +233,21 @@ def _version(model: str, version: str | None, view: fleet.FleetView) -> None:
         )
 
 
+def _endpoint(endpoint: requests.Endpoint, model: str, runner: str) -> None:
+    """Refuse what the model's engine could only refuse in its own words, after a wait."""
+    has = _ENDPOINTS.get(runner)
+    if has is None or endpoint in has:
+        return
+    raise errors.BadRequest(
+        f"model {short(model)} has no {endpoint.value}: it is there to {runner}; use "
+        f"{' or '.join(has)}",
+        param="model",
+    )
+
+
 def _tier(name: str | None, caller: requests.Caller, offered: Sequence[str]) -> requests.Tier:
+    if name is None and not offered:
+        return caller.tiers[0]
     if name is None:
         return next((tier for tier in caller.tiers if tier.value in offered), caller.tiers[0])
     if name not in list(requests.Tier):

@@ -13,6 +13,8 @@ import fastapi
 import uvicorn
 
 from gateway import app, assembly, dependencies, grpc_server, hotpath, protocol, settings
+from gateway.admission import rooms
+from scheduler.contracts import webserver
 
 _SEND_BYTES = 128 * 1024
 
@@ -25,7 +27,7 @@ class Addresses:
     grpc: str
 
 
-class _Uvicorn(uvicorn.Server):
+class _Uvicorn(webserver.Server):
     """Leaves signals to `serve`, which has two servers to stop."""
 
     @contextlib.contextmanager
@@ -53,6 +55,10 @@ async def serve(
     """
     table = deps.settings
     ending = stop or asyncio.Event()
+    if (
+        table.workers > 1
+    ):  # the others take connections meanwhile: this one would refuse what they can serve
+        await rooms.first_view(deps)
     with _listen(table) as bound, _signals(ending if stop is None else None):
         async with assembly.running(deps) as gateway:
             http = _Uvicorn(_config(app.create(gateway, routers), hotpath.HotPath(gateway)))
@@ -75,14 +81,14 @@ async def serve(
 
 async def _stop(
     gateway: assembly.Gateway,
-    http: uvicorn.Server,
+    http: webserver.Server,
     grpc: grpc_server.Served,
     serving: "asyncio.Task[None]",
 ) -> None:
     """Say that we are leaving, drain, then close both servers."""
     await grpc.leave()
     await gateway.path.drain(gateway.deps.settings.drain_s)
-    http.should_exit = True
+    http.stop()
     await asyncio.wait({serving})
     await grpc.server.stop(1.0)
     if not serving.cancelled() and (error := serving.exception()) is not None:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from gateway import door_settings
+from gateway import door_settings, shadow_settings
 from scheduler.contracts import requests
 from scheduler.contracts.settings import setting
 from scheduler.core import admission, outputs, routing
@@ -12,7 +12,7 @@ MIB = door_settings.MIB
 
 
 @dataclasses.dataclass(frozen=True)
-class GatewaySettings(door_settings.DoorSettings):
+class GatewaySettings(door_settings.DoorSettings, shadow_settings.ShadowSettings):
     """What one gateway process needs to know. Port 0 takes any free port."""
 
     host: str = setting(
@@ -195,7 +195,8 @@ class GatewaySettings(door_settings.DoorSettings):
     )
     client_stall_s: float = setting(
         60.0,
-        "A streaming client that reads nothing for so long is given up, so that it keeps no seat.",
+        "A client that reads nothing of what is written to it for so long is given up: it must keep no seat "
+        "and no memory.",
         unit="s",
         least=0.1,
     )

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
-from scheduler.contracts import fleet, ids, requests
+from gateway import refusals
+from scheduler.contracts import errors, fleet, ids, requests
 from scheduler.core import routing
 
 
@@ -59,10 +60,35 @@ class Standing:
                 replica.state is fleet.ReplicaState.SERVING
                 and replica.spec.version == version
                 and replica.role is not never
-                and (adapter is None or adapter in replica.spec.adapters)
+                and (adapter is None or adapter in replica.adapters_ready)
                 for replica in self.of(model)
             )
         return self._takes[key]
+
+    def wakes(self, model: str, version: str) -> bool:
+        """Return whether waiting is what brings a version back from zero; that of batch starts nothing."""
+        route = self.view.routes.get(model)
+        return route is not None and version in route.wakes
+
+    def hopes(self, model: str, version: str) -> bool:
+        """Return whether a version is up, or comes, or waiting starts it: not one in quarantine at zero."""
+        outlook = self.outlooks.get((model, version), routing.Outlook.NONE)
+        return outlook is not routing.Outlook.NONE or self.wakes(model, version)
+
+    def no_replica(self, model: str) -> errors.NoReplica:
+        """Return what a request for a model is told that has no replica, and none coming."""
+        route = self.view.routes.get(model)
+        return refusals.no_replica(model, 0.0 if route is None else route.start_s)
+
+    def adapter_fault(self, model: str, adapter: str | None) -> str:
+        """Return why no replica can serve an adapter, or ""."""
+        route = self.view.routes.get(model)
+        return route.adapter_faults.get(adapter or "", "") if route is not None else ""
+
+    def adapter_load_s(self, model: str) -> float:
+        """Return how long a model's adapters took to load, at most, as far as its replicas say."""
+        held = (one for replica in self.of(model) for one in replica.adapters or ())
+        return max((one.load_ms / 1000 for one in held), default=0.0)
 
     def outlook(
         self, model: str, version: str | None, dead: Mapping[ids.ReplicaId, int]

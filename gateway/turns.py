@@ -50,6 +50,8 @@ class Turns:
         asking = waiter.asking
         if self.at_once(model, waiter, now):
             return
+        if asking.spare:
+            raise refusals.no_spare(asking.model)
         rate = model.rates[asking.tier].per_s(now)
         answer = model.queue.offer(waiter.ticket, now=now, drain_per_s=rate)
         if isinstance(answer, admission.Refused):
@@ -104,6 +106,7 @@ class Turns:
         self._reserve(name, model, now)
         closed = model.closed(now)
         if closed == model_queue.ALL:
+            self._shed(name, model)
             return
         self._placer.prepare(now)
 
@@ -117,6 +120,15 @@ class Turns:
             self._taken(model, *taken, now)
             model.reserving.asked_anew()
             closed = model.closed(now)
+        self._shed(name, model)
+
+    @staticmethod
+    def _shed(name: str, model: model_queue.ModelQueue) -> None:
+        """Tell those on spare seats to leave while somebody waits; they hear it from a second `wait`."""
+        if model.spares and len(model.queue):
+            spares, model.spares = model.spares, {}
+            for waiter in spares.values():
+                waiter.settle(refusals.no_spare(name))
 
     def granted(
         self,
@@ -132,6 +144,7 @@ class Turns:
 
         def freed(guard: load.Guard) -> None:
             waiter.open = None
+            model.spares.pop(waiter.asking.request_id, None)
             model.opened(guard, long_team, -1)
             if urgent:
                 model.crowd.ran(team, -1)
@@ -139,6 +152,8 @@ class Turns:
             self.soon(guard.model)
 
         model.opened(guard, long_team)
+        if waiter.asking.spare:
+            model.spares[waiter.asking.request_id] = waiter
         if urgent:
             model.crowd.ran(team, 1)
         limits = waiter.hold.headers(self._clock.wall_us())

@@ -3,8 +3,9 @@
 A node that dies says nothing: no end of a connection, no error. The broker hears it first, from its agent's
 silence or from Slurm. What it knows for certain (`lost`, `stopped`, a newer incarnation) ends connections at
 once. A replica that only is no longer in the view may live on (its agent died, not the node): a connection
-that speaks is believed, one that is quiet is not. The first view of another leader is not held against
-anybody: it has not heard of all yet.
+that speaks is believed, one that is quiet is not. So it is with one that is off the routes since it answers
+nobody (`warm`, which had served): its process stands still, for a moment or for good. The first view of
+another leader is not held against anybody: it has not heard of all yet.
 """
 
 import math
@@ -24,14 +25,12 @@ class Vouching:
 
     def __init__(self) -> None:
         self._epoch: int | None = None
-        self._known: dict[ids.ReplicaId, tuple[int, bool]] = {}
+        self._known: dict[ids.ReplicaId, tuple[int, fleet.ReplicaState]] = {}
         self._vanished: dict[ids.ReplicaId, None] = {}
 
     def see(self, view: fleet.FleetView) -> None:
         """Take a view; each must be newer than the one before."""
-        known = {
-            each.replica_id: (each.incarnation, each.state in _ENDED) for each in view.replicas
-        }
+        known = {each.replica_id: (each.incarnation, each.state) for each in view.replicas}
         if view.epoch == self._epoch:
             self._vanished |= dict.fromkeys(self._known.keys() - known.keys())
         else:
@@ -47,5 +46,11 @@ class Vouching:
         name, incarnation = owner
         if name in self._vanished:
             return QUIET_S
-        newest, ended = self._known.get(name, (incarnation, False))
-        return 0.0 if incarnation < newest or (ended and incarnation == newest) else math.inf
+        newest, state = self._known.get(name, (incarnation, fleet.ReplicaState.SERVING))
+        if incarnation < newest:
+            return 0.0
+        if incarnation > newest:
+            return math.inf
+        if state is fleet.ReplicaState.WARM:
+            return QUIET_S
+        return 0.0 if state in _ENDED else math.inf

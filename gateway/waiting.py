@@ -4,6 +4,7 @@
 process that does.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from gateway import asks
@@ -78,6 +79,9 @@ class Room(Protocol):
     async def wait(self, waiter: Waiter) -> Grant:
         """Return the replica for ``waiter`` when it is its turn; close the grant after use.
 
+        Called again by a request on a spare seat (`asks.Asking.spare`) it ends only in `errors.Shed`:
+        somebody waits, and the request must go.
+
         Raises:
             errors.Shed: the queue is full.
             errors.QuotaExceeded: its team or key has used up what it may.
@@ -101,8 +105,8 @@ class Room(Protocol):
         """Forget a request, which has used ``spent``; a grant of it that is open is closed."""
         ...
 
-    def full(self, replica: fleet.Replica, tier: requests.Tier) -> None:
-        """Note that a replica had no seat for this tier."""
+    def full(self, replica: fleet.Replica, tier: requests.Tier, adapter: str = "") -> None:
+        """Note that a replica had no seat for this tier, or lacked ``adapter``."""
         ...
 
     def first_token(self, model: str, ms: float) -> None:
@@ -111,4 +115,12 @@ class Room(Protocol):
 
     def suspect(self, replica: fleet.Replica) -> None:
         """Note that a replica broke off an answer, or could not be reached."""
+        ...
+
+    async def cancel(self, request_id: str, team: str, user: str) -> bool:
+        """End a request of a caller's, whichever process has it; returns whether there was one."""
+        ...
+
+    def hear(self, ended: Callable[[str], None]) -> None:
+        """Call ``ended`` with the id of each request of this process that is cancelled at another."""
         ...

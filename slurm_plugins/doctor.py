@@ -16,7 +16,7 @@ from scheduler.contracts import slurm
 from slurm_plugins.doctor_rules import examine
 from slurm_plugins.doctor_survey import Finding, Severity, Survey
 
-__all__ = ["Finding", "Severity", "Survey", "collect", "examine", "report", "survey"]
+__all__ = ["Finding", "Severity", "Survey", "collect", "examine", "failed", "report", "survey"]
 
 _TIMEOUT_S = 20
 _AS_OF = re.compile(r"as of (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
@@ -134,6 +134,11 @@ def _run(argv: Sequence[str], environment: dict[str, str]) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
+def failed(findings: Sequence[Finding]) -> bool:
+    """Return whether one of them is an error."""
+    return any(finding.severity is Severity.ERROR for finding in findings)
+
+
 def report(findings: Sequence[Finding], out: TextIO) -> int:
     """Print findings for a person.
 
@@ -149,4 +154,4 @@ def report(findings: Sequence[Finding], out: TextIO) -> int:
         for severity in sorted(Severity, reverse=True)
     ]
     print(", ".join(counts) if findings else "nothing to change", file=out)
-    return int(any(finding.severity is Severity.ERROR for finding in findings))
+    return int(failed(findings))

@@ -73,6 +73,8 @@ def fault(spec: slurm.JobSpec, shape: Shape) -> str:
     unknown = [name for name in spec.partitions if name not in shape.partitions]
     if unknown:
         return f"invalid partition specified: {unknown[0]}"
+    if spec.gpus_per_node and spec.gres != "gpu":
+        return f"Invalid generic resource (gres) specification: this Slurm gives whole GPUs, not {spec.gres}"
     if spec.gpus_per_node and spec.gres_type and spec.gres_type != shape.gres_type:
         return "Invalid generic resource (gres) specification"
     eligible = [name for name in shape.names if _may(spec, name)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.contracts import ids, slurm
-from slurm_plugins import embedded_runner, hostlist, sbatch
+from slurm_plugins import embedded_runner, hostlist, sbatch, steps
 
 
 @dataclasses.dataclass(slots=True)
@@ -83,6 +83,9 @@ def environment(record: Record, cluster: str) -> dict[str, str]:
     names = hostlist.compress(nodes)
     account = record.spec.account or "root"
     held = {"SLURM_JOB_GPUS": gpus, "CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+    if len(nodes) > 1:
+        each = {name: ",".join(map(str, record.gpus[name])) for name in nodes}
+        held[steps.NODES] = json.dumps(each)
     return {
         **sbatch.environment(record.spec),
         "HOME": os.environ.get("HOME", "/"),

@@ -4,6 +4,7 @@ Only fields that no user can write are asked for before a name, so that a pipe o
 name shifts nothing.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping
 
@@ -36,14 +37,7 @@ def runs(text: str, job_id: ids.SlurmJobId) -> tuple[slurm.JobRun, ...]:
         row = dict(zip(FIELDS, cells, strict=False))
         found.append(_run(row, job_id))
     found.sort(key=lambda run: run.started_us or float("inf"))
-    return tuple(
-        slurm.JobRun(
-            job_id=run.job_id, run=number, state=run.state, started_us=run.started_us,
-            ended_us=run.ended_us, elapsed_s=run.elapsed_s, gpus=run.gpus,
-            node_count=run.node_count, exit_code=run.exit_code,
-        )
-        for number, run in enumerate(found)
-    )  # fmt: skip
+    return tuple(dataclasses.replace(run, run=number) for number, run in enumerate(found))
 
 
 def _run(row: Mapping[str, str], job_id: ids.SlurmJobId) -> slurm.JobRun:
@@ -55,6 +49,7 @@ def _run(row: Mapping[str, str], job_id: ids.SlurmJobId) -> slurm.JobRun:
         ended_us=parse_scontrol.point_us(row["End"]),
         elapsed_s=int(row["ElapsedRaw"]) if row["ElapsedRaw"].isdecimal() else 0,
         gpus=tres.gpus(row["AllocTRES"]),
+        shared=tres.shared(row["AllocTRES"]),
         node_count=int(row["NNodes"]) if row["NNodes"].isdecimal() else 0,
         exit_code=row["ExitCode"],
     )

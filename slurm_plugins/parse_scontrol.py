@@ -71,6 +71,8 @@ def node(record: Mapping[str, str]) -> slurm.Node:
         memory_mb=_int(record.get("RealMemory")),
         reason=_clean(record.get("Reason")),
         unknown_flags=reading.unknown,
+        shared=tres.shared(record.get("Gres")),
+        features=tuple(filter(None, _clean(record.get("AvailableFeatures")).split(","))),
     )
 
 

@@ -154,7 +154,7 @@ class PyslurmClient:
         return tuple(_reservation(raw) for raw in loaded.values())
 
     def accounting(self, job_id: ids.SlurmJobId) -> tuple[slurm.JobRun, ...]:
-        """Return every run of a job from slurmdbd."""
+        """Return the runs of a job from slurmdbd; of one that was requeued pyslurm has the last alone."""
         self._need_accounting()
         database = self._pyslurm.db
         wanted = database.JobFilter(ids=[int(job_id)], with_duplicates=True)
@@ -257,7 +257,7 @@ def _description(spec: slurm.JobSpec) -> dict[str, Any]:
         "qos": spec.qos,
         "constraints": spec.constraint,
         "comment": stamp.render(spec.stamp) if spec.stamp is not None else "",
-        "gres_per_node": tres.request(spec.gpus_per_node, spec.gres_type)
+        "gres_per_node": tres.request(spec.gpus_per_node, spec.gres_type, spec.gres)
         if spec.gpus_per_node
         else "",
         "memory_per_node": "" if spec.memory_mb is None else str(spec.memory_mb),
@@ -364,6 +364,9 @@ def _reservation(raw: Any) -> slurm.Reservation:
 
 
 def _run(raw: Any, number: int, job_id: ids.SlurmJobId) -> slurm.JobRun:
+    # Objects, of which pyslurm makes no text: {"gpu:a100": .count, "shard": .count, …}.
+    held = {} if raw.allocated_tres is None else raw.allocated_tres.gres
+    allocated = ",".join(f"gres/{name}={each.count}" for name, each in held.items())
     return slurm.JobRun(
         job_id=job_id,
         run=number,
@@ -371,7 +374,8 @@ def _run(raw: Any, number: int, job_id: ids.SlurmJobId) -> slurm.JobRun:
         started_us=_us(raw.start_time),
         ended_us=_us(raw.end_time),
         elapsed_s=int(raw.elapsed_time or 0),
-        gpus=tres.gpus(str(raw.allocated_tres or "")),
+        gpus=tres.gpus(allocated),
+        shared=tres.shared(allocated),
         node_count=int(raw.num_nodes or 0),
         exit_code=f"{raw.exit_code or 0}:{raw.exit_code_signal or 0}",
     )

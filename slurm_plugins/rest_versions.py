@@ -37,7 +37,11 @@ class Adapter:
         """Return the body of a submission."""
         sbatch.check(spec)
         environment = sbatch.environment(spec)
-        gres = tres.request(spec.gpus_per_node, spec.gres_type) if spec.gpus_per_node else ""
+        gres = (
+            tres.request(spec.gpus_per_node, spec.gres_type, spec.gres)
+            if spec.gpus_per_node
+            else ""
+        )
         job: dict[str, Any] = {
             "name": spec.name,
             "partition": ",".join(spec.partitions),
@@ -114,6 +118,8 @@ class Adapter:
             memory_mb=parse_squeue.number(raw.get("real_memory")) or 0,
             reason=str(raw.get("reason") or ""),
             unknown_flags=reading.unknown,
+            shared=tres.shared(str(raw.get("gres") or "")),
+            features=_features(raw.get("features")),
         )
 
     def partition(self, raw: Mapping[str, Any]) -> slurm.Partition:
@@ -144,7 +150,7 @@ class Adapter:
             if str(raw.get("job_id")) != job_id:
                 continue
             times = raw.get("time") or {}
-            allocated = _at(raw, "tres", "allocated") or []
+            allocated = _tres_text(_at(raw, "tres", "allocated") or [])
             found.append((parse_squeue.number(times.get("start")) or 0, times, allocated, raw))
         found.sort(key=lambda entry: entry[0] or float("inf"))
         return tuple(
@@ -155,7 +161,8 @@ class Adapter:
                 started_us=start * 1_000_000,
                 ended_us=(parse_squeue.number(times.get("end")) or 0) * 1_000_000,
                 elapsed_s=parse_squeue.number(times.get("elapsed")) or 0,
-                gpus=_gpus(allocated),
+                gpus=tres.gpus(allocated),
+                shared=tres.shared(allocated),
                 node_count=parse_squeue.number(raw.get("allocation_nodes")) or 0,
                 exit_code=parse_squeue.exit_code(raw.get("exit_code")),
             )
@@ -205,14 +212,13 @@ def _at(value: Mapping[str, Any], *keys: str) -> Any:
     return found
 
 
-def _gpus(allocated: Any) -> int | None:
-    """Count GPUs in a list of ``{"type": "gres", "name": "gpu[:type]", "count": n}``."""
-    text = ",".join(
+def _tres_text(listed: Any) -> str:
+    """Return a list of ``{"type": "gres", "name": "gpu[:type]", "count": n}`` as sacct writes it."""
+    return ",".join(
         f"{entry.get('type')}/{entry.get('name')}={parse_squeue.number(entry.get('count')) or 0}"
-        for entry in allocated
+        for entry in listed
         if isinstance(entry, Mapping)
     )
-    return tres.gpus(text)
 
 
 def _text(value: Any) -> str:
@@ -263,3 +269,11 @@ def slurm_version(value: Mapping[str, Any]) -> str:
 def unreadable(what: str, error: Exception) -> slurm.SlurmGarbled:
     """Return the error for an answer whose form is not the version's."""
     return slurm.SlurmGarbled(f"slurmrestd {what}: unexpected form ({error!r}); try again")
+
+
+def _features(raw: Any) -> tuple[str, ...] | None:
+    """Read a node's features: a list in newer versions, a text with commas in older ones."""
+    if raw is None:
+        return None
+    found = raw if isinstance(raw, list) else str(raw).split(",")
+    return tuple(str(each) for each in found if each)

@@ -64,7 +64,9 @@ def arguments(spec: slurm.JobSpec) -> list[str]:
         "nodes": str(spec.nodes),
         "ntasks-per-node": "1",
         "cpus-per-task": str(spec.cpus_per_node),
-        "gres": tres.request(spec.gpus_per_node, spec.gres_type) if spec.gpus_per_node else "",
+        "gres": tres.request(spec.gpus_per_node, spec.gres_type, spec.gres)
+        if spec.gpus_per_node
+        else "",
         "mem": "" if spec.memory_mb is None else str(spec.memory_mb),
         "time-min": str(minutes(spec.time_min_s)) if spec.time_min_s else "",
         "constraint": spec.constraint,
@@ -120,20 +122,29 @@ def lease_script(
 
 
 def srun_arguments(
-    job_id: str, *, gpus: int, cpus: int, gres_type: str = "", extra: Sequence[str] = ()
+    job_id: str,
+    *,
+    gpus: int,
+    cpus: int,
+    gres_type: str = "",
+    gres: str = "gpu",
+    extra: Sequence[str] = (),
+    node: int | None = None,
 ) -> list[str]:
     """Return srun's options for one task that holds GPUs which no other step of the job has.
 
     ``--exact`` with ``--mem=0`` gives concurrent steps their own GPUs without blocking on memory;
     ``--overlap`` would give all of them the same ones.
+    ``node`` counts the job's nodes from 0; None lets Slurm choose one that has the GPUs.
     """
     return [
         f"--jobid={job_id}",
         "--exact",
         "--nodes=1",
+        *([] if node is None else [f"--relative={node}"]),
         "--ntasks=1",
         f"--cpus-per-task={max(1, cpus)}",
-        f"--gres={tres.request(gpus, gres_type)}" if gpus else "--gres=none",
+        f"--gres={tres.request(gpus, gres_type, gres)}" if gpus else "--gres=none",
         "--mem=0",
         "--input=none",
         "--unbuffered",

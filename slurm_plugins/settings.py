@@ -88,7 +88,9 @@ class SlurmSettings:
         "", "Hosts that are reached without it, with commas; this node always is."
     )
     srun_options: list[str] = settings.setting(
-        [], "More options for each slot's srun, such as --cpu-bind=none."
+        [],
+        "More options for each slot's srun, such as --cpu-bind=none; no --output: a step says there that it "
+        "has started.",
     )
     step_start_timeout_s: float = settings.setting(
         60.0,

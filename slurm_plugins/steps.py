@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,16 +14,17 @@ from pathlib import Path
 from scheduler.contracts import slurm
 from slurm_plugins import children, sbatch
 
-# Runs in the step, before its command: says that the step has started, and its id.
-_ANNOUNCE = (
-    'printf %s "$SLURM_JOB_ID.$SLURM_STEP_ID" >"$0.part" && mv "$0.part" "$0" || exit 70; exec "$@"'
-)
+# Runs in the step, before its command: says by the step's output that it has started, and its id. What a file
+# on a shared file system says may be seen on another node half a minute later.
+_ANNOUNCE = 'printf "%s %s\\n" "$0" "$SLURM_JOB_ID.$SLURM_STEP_ID" || exit 70; exec "$@"'
+_LOOKED = 1 << 16  # bytes of a step's log that are searched for that
 # Runs before a local slot's command: it must not outlive the agent. The check covers an agent that
 # died before the request was made.
 _BOUND = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0); "
     "os.getppid() == int(sys.argv[1]) or os._exit(70); os.execvp(sys.argv[2], sys.argv[2:])"
 )
+NODES = "FOREBAY_NODE_GPUS"  # environment of an embedded job over several nodes: {"n1": "0,1", "n2": "2,3"}
 _POLL_S = 0.02
 KILLED_S = 2.0  # from SIGKILL at a step to srun's end; it takes 0.2 s
 _SCANCEL_TIMEOUT_S = 10.0
@@ -101,6 +104,15 @@ class SrunStep:
             raise slurm.SlurmUnavailable(f"scancel {option} {self.step_id}: {done.output}")
 
 
+def _announced(log: Path, mark: str, since: int) -> str:
+    """Return the id by which a step has said that it runs, "" before it has."""
+    found = None
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(since)
+        found = re.search(rf"{re.escape(mark)} (\S+)\n".encode(), file.read(_LOOKED))
+    return found[1].decode() if found else ""
+
+
 def exporting(options: Sequence[str], env: Mapping[str, str]) -> list[str]:
     """Return srun's options so that its task gets ``env``, and srun itself does not.
 
@@ -123,6 +135,7 @@ class SrunLauncher:
     Args:
         job_id: the lease's job (`$SLURM_JOB_ID`).
         gres_type: the lease's GPU type, "" for any.
+        gres: what a slot's GPUs are counted in: `gpu`, or parts of one.
         options: more options for srun, from the site's settings.
         start_timeout_s: how long a step may wait for its GPUs.
     """
@@ -132,17 +145,26 @@ class SrunLauncher:
         job_id: str,
         *,
         gres_type: str = "",
+        gres: str = "gpu",
         options: Sequence[str] = (),
         start_timeout_s: float = 60.0,
     ) -> None:
         self._job_id = job_id
+        self._gres = gres
         self._gres_type = gres_type
         self._options = tuple(options)
         self._start_timeout_s = start_timeout_s
         self._count = 0
 
     async def start(
-        self, argv: Sequence[str], *, gpus: int, cpus: int, env: Mapping[str, str], log: Path
+        self,
+        argv: Sequence[str],
+        *,
+        gpus: int,
+        cpus: int,
+        env: Mapping[str, str],
+        log: Path,
+        node: int | None = None,
     ) -> SrunStep:
         """Start a step and return once its task runs; see `ports.StepLauncher`.
 
@@ -152,14 +174,20 @@ class SrunLauncher:
         """
         self._count += 1
         since = log.stat().st_size if log.exists() else 0
-        mark = log.with_name(f"{log.name}.{os.getpid()}.{self._count}.step")
+        mark = f"forebay-step.{os.getpid()}.{self._count}"
         options = sbatch.srun_arguments(
-            self._job_id, gpus=gpus, cpus=cpus, gres_type=self._gres_type, extra=self._options
+            self._job_id,
+            gpus=gpus,
+            cpus=cpus,
+            gres_type=self._gres_type,
+            gres=self._gres,
+            extra=self._options,
+            node=node,
         )
         inherited = {name: value for name, value in os.environ.items() if name not in _DROPPED}
         try:
             process = children.spawn(
-                ["srun", *exporting(options, env), "/bin/sh", "-c", _ANNOUNCE, str(mark), *argv],
+                ["srun", *exporting(options, env), "/bin/sh", "-c", _ANNOUNCE, mark, *argv],
                 env=inherited,
                 log=log,
             )
@@ -170,16 +198,19 @@ class SrunLauncher:
         except BaseException:
             await _abandon(process)
             raise
-        finally:
-            mark.unlink(missing_ok=True)
 
     async def _started(
-        self, process: "subprocess.Popen[bytes]", mark: Path, log: Path, since: int
+        self, process: "subprocess.Popen[bytes]", mark: str, log: Path, since: int
     ) -> str:
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                while not mark.exists():
-                    if process.poll() is not None and not mark.exists():
+                while True:
+                    ended = (
+                        process.poll() is not None
+                    )  # before the look: what it said is there then
+                    if step_id := _announced(log, mark, since):
+                        return step_id
+                    if ended:
                         raise self._failure(process.returncode, children.tail(log, since=since))
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
@@ -187,7 +218,6 @@ class SrunLauncher:
                 f"job {self._job_id}: the step did not start within {self._start_timeout_s:g} s: "
                 f"{children.tail(log, since=since)}"
             ) from None
-        return mark.read_text(encoding="utf-8")
 
     def _failure(self, code: int, said: str) -> slurm.SlurmError:
         kind = slurm.SlurmUnavailable if any(word in said for word in _BUSY) else slurm.SlurmRefused
@@ -195,13 +225,19 @@ class SrunLauncher:
 
 
 def for_lease(
-    client: str, *, gres_type: str = "", options: Sequence[str] = (), start_timeout_s: float = 60.0
+    client: str,
+    *,
+    gres_type: str = "",
+    gres: str = "gpu",
+    options: Sequence[str] = (),
+    start_timeout_s: float = 60.0,
 ) -> "SrunLauncher | LocalLauncher":
     """Return the launcher for the lease that this process runs in.
 
     Args:
         client: the kind of client that submitted the lease; `embedded` has no srun.
         gres_type: see `SrunLauncher`.
+        gres: see `SrunLauncher`.
         options: see `SrunLauncher`.
         start_timeout_s: see `SrunLauncher`.
 
@@ -214,7 +250,11 @@ def for_lease(
     if not job_id:
         raise slurm.SlurmRefused("SLURM_JOB_ID is not set: a lease's agent runs in a Slurm job")
     return SrunLauncher(
-        job_id, gres_type=gres_type, options=options, start_timeout_s=start_timeout_s
+        job_id,
+        gres_type=gres_type,
+        gres=gres,
+        options=options,
+        start_timeout_s=start_timeout_s,
     )
 
 
@@ -260,40 +300,50 @@ class LocalStep:
 
 
 class LocalLauncher:
-    """Starts slots as local processes, each with its own share of the lease's CUDA_VISIBLE_DEVICES.
+    """Starts slots as local processes, each with its own share of the lease's GPUs.
 
     Args:
         devices: the lease's GPUs as CUDA_VISIBLE_DEVICES names them: indexes, UUIDs or MIG ids.
+        nodes: of a lease over several pretended nodes, all of which are this machine, the same of each, as
+            `NODES` has it.
     """
 
-    def __init__(self, devices: str | None = None) -> None:
+    def __init__(self, devices: str | None = None, nodes: str | None = None) -> None:
         named = os.environ.get("CUDA_VISIBLE_DEVICES", "") if devices is None else devices
-        self._devices = tuple(name.strip() for name in named.split(",") if name.strip())
-        self._held: dict[int, tuple[str, ...]] = {}
+        told = os.environ.get(NODES, "") if nodes is None else nodes
+        self._nodes = tuple(
+            (name, tuple(part.strip() for part in text.split(",") if part.strip()))
+            for name, text in (json.loads(told) if told else {"": named}).items()
+        )
+        self._held: dict[int, tuple[int, tuple[str, ...]]] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._count = 0
 
-    @property
-    def free(self) -> tuple[str, ...]:
-        """The devices that no live step holds."""
+    def _free(self, node: int) -> tuple[str, ...]:
+        """Return the devices of a node that no live step holds."""
         for process in list(self._processes.values()):
             if process.poll() is not None:
                 self.ended(process)
-        held = {name for names in self._held.values() for name in names}
-        return tuple(name for name in self._devices if name not in held)
+        held = {name for where, names in self._held.values() if where == node for name in names}
+        return tuple(name for name in self._nodes[node][1] if name not in held)
 
     async def start(
-        self, argv: Sequence[str], *, gpus: int, cpus: int, env: Mapping[str, str], log: Path
+        self,
+        argv: Sequence[str],
+        *,
+        gpus: int,
+        cpus: int,
+        env: Mapping[str, str],
+        log: Path,
+        node: int | None = None,
     ) -> LocalStep:
         """Start a process in a group of its own; see `ports.StepLauncher`. CPUs are not bound here.
 
         Raises:
             slurm.SlurmUnavailable: too few free GPUs now, or the process can't be started.
+            slurm.SlurmRefused: the lease has no such node.
         """
-        free = self.free
-        if gpus > len(free):
-            raise slurm.SlurmUnavailable(f"the lease has {len(free)} free GPUs, {gpus} are needed")
-        mine = free[:gpus]
+        where, mine = self._place(gpus, node)
         names = ",".join(mine)
         environment = {
             **os.environ,
@@ -304,15 +354,31 @@ class LocalLauncher:
             "SLURM_PROCID": "0",
             "SLURM_CPUS_PER_TASK": str(max(1, cpus)),
         }
+        if self._nodes[where][0]:
+            environment["SLURMD_NODENAME"] = self._nodes[where][0]
         command = [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), *argv]
         try:
             process = children.spawn(command, env=environment, log=log)
         except OSError as error:
             raise slurm.SlurmUnavailable(f"{argv[0]} can't be started: {error}") from error
         self._count += 1
-        self._held[process.pid] = mine
+        self._held[process.pid] = (where, mine)
         self._processes[process.pid] = process
         return LocalStep(process, self)
+
+    def _place(self, gpus: int, node: int | None) -> tuple[int, tuple[str, ...]]:
+        """Return a node with so many free GPUs, and which; raises as `start` does."""
+        if node is not None and node >= len(self._nodes):
+            raise slurm.SlurmRefused(
+                f"the lease has {len(self._nodes)} nodes, none is number {node}"
+            )
+        every: Sequence[int] = range(len(self._nodes)) if node is None else [node]
+        free = {where: self._free(where) for where in every}
+        for where, names in free.items():
+            if gpus <= len(names):
+                return where, names[:gpus]
+        most = max(map(len, free.values()))
+        raise slurm.SlurmUnavailable(f"the lease has {most} free GPUs, {gpus} are needed")
 
     def ended(self, process: "subprocess.Popen[bytes]") -> None:
         """Take the GPUs of an ended process back, after ending what it left in its group."""

@@ -12,6 +12,10 @@ _GRES_GPU = re.compile(
     r"(?:^|,)\s*(?:gres[:/])?gpu(?::(?P<type>[^:,()=]*[^:,()=\d][^:,()=]*))?(?:[:=](?P<count>\d+))?"
     r"(?=$|[,(])"
 )
+_SHARED = re.compile(
+    r"(?:^|,)\s*(?:gres[:/])?(?P<kind>shard|mps)"
+    r"(?::(?P<type>[^:,()=]*[^:,()=\d][^:,()=]*))?(?P<mark>[:=])(?P<count>\d+)"
+)
 _PARENTHESES = re.compile(r"\([^()]*\)")
 
 
@@ -88,9 +92,22 @@ def free_gpus(
     return None
 
 
-def request(count: int, gres_type: str = "") -> str:
-    """Return what ``--gres`` asks for: ``gpu:2`` or ``gpu:H100:2``; the type is never re-spelt."""
-    return f"gpu:{gres_type}:{count}" if gres_type else f"gpu:{count}"
+def shared(text: str | None) -> dict[str, int]:
+    """Count parts of GPUs in a GRES or TRES text: ``gpu:4,shard:16`` or ``gres/shard=16`` hold 16 shards.
+
+    A TRES text repeats typed ones beside their sum, as with whole GPUs.
+    """
+    typed: dict[str, int] = {}
+    found: dict[str, int] = {}
+    for match in _SHARED.finditer(_PARENTHESES.sub("", text or "")):
+        into = typed if match["type"] and match["mark"] == "=" else found
+        into[match["kind"]] = into.get(match["kind"], 0) + int(match["count"])
+    return typed | found
+
+
+def request(count: int, gres_type: str = "", gres: str = "gpu") -> str:
+    """Return what ``--gres`` asks for: ``gpu:2``, ``gpu:H100:2``, ``shard:1``; the type is never re-spelt."""
+    return f"{gres}:{gres_type}:{count}" if gres_type else f"{gres}:{count}"
 
 
 def spelling(gres_type: str, known: Iterable[str]) -> str:

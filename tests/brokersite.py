@@ -13,7 +13,7 @@ from scheduler.contracts.v1 import control_pb2_grpc
 from scheduler.core import plan
 from scheduler.runtime import broker, config, guard, leadership, settings
 from scheduler.runtime.registry import database, store
-from tests import fakeagent, fakeslurm
+from tests import fakeagent, fakeslurm, registries
 
 Fenced = database.Fenced
 CHAT = config.ModelSettings(
@@ -59,7 +59,7 @@ class Site:
         self.slurm: fakeslurm.FakeSlurm = (
             before.slurm if before else fakeslurm.FakeSlurm(self.clock)
         )
-        self.registry = store.Registry.open(url or database.sqlite_url(folder))
+        self.registry = store.Registry.open(url) if url else registries.opened(folder)
         self.options = options or settings.Settings()
         self.parts = broker.Parts(
             options=self.options,

@@ -19,6 +19,7 @@ class FakeAgent:
         started: ids of replicas that it started, in order.
         broken: why every new replica fails, or "".
         slow_slots: new slots stay `starting`, without a word of their replicas.
+        lingers: told to close it stays, until it is made to `disconnect`.
         told: desired states received.
     """
 
@@ -29,6 +30,7 @@ class FakeAgent:
         self.started: list[str] = []
         self.broken = ""
         self.slow_slots = False
+        self.lingers = False
         self.told: list[pb.LeaseDesired] = []
         self.ended = False
         self._wake = asyncio.Event()
@@ -126,7 +128,7 @@ class FakeAgent:
         self.report.epoch, self.report.revision = desired.epoch, desired.revision
         if desired.close:
             self.report.closing = "asked"
-            self.ended = True
+            self.ended = not self.lingers
         self.say()
 
     def _follow_slot(self, slot: pb.SlotReport, wanted: pb.SlotDesired) -> None:

@@ -17,17 +17,16 @@ def choose(
         return None
     everybody, longs = list(group.members), set(group.longs)
     could = [m for m in everybody if fits(ask, m, longs)]
-    able = [
+    up = [
         m
         for m in could
-        if has_room(ask, m, at.now)
-        and m.replica_id not in at.full
-        and m.replica.incarnation > at.dead.get(m.replica_id, -1)
+        if m.replica_id not in at.full and m.replica.incarnation > at.dead.get(m.replica_id, -1)
     ]
+    able = [m for m in up if has_room(ask, m, at.now, ask.kv_tokens)]
     if left := int(ask.left * len(could)):
         free = [m for m in able if not m.load.prefill]
         if len(free) <= left:
-            able = [m for m in able if m.load.prefill]
+            able, up = ([m for m in some if m.load.prefill] for some in (able, up))
     if all(m.stale(at.now) for m in everybody):
         able.sort(key=lambda m: (m.replica_id <= at.after, m.replica_id))
         return routing.Choice(able[0].replica, routing.STALE) if able else None
@@ -43,10 +42,20 @@ def choose(
         return routing.Choice(m.replica, reason, at.held.share(m.replica_id))
 
     fit = [m for m in able if unsaturated(m)]
-    if holding := [m for m in fit if m.replica_id in held]:
+    if holding := [
+        m
+        for m in up
+        if m.replica_id in held
+        and has_room(ask, m, at.now, ask.kv_beside(held[m.replica_id]))
+        and unsaturated(m)
+    ]:
         most = max(held[m.replica_id] for m in holding)
-        wanted = [m for m in everybody if held.get(m.replica_id) == most]
-        return answer(_least(ask, at, wanted, fit), "prefix is there")
+        wanted = [
+            m
+            for m in everybody
+            if held.get(m.replica_id) == most and (not ask.long or m.replica_id in longs)
+        ]
+        return answer(_least(ask, at, wanted, holding), "prefix is there")
     if ask.hint is not None and fit:
         key = contenders.hash_of(ask.hint)
         return answer(max(fit, key=lambda m: contenders.claim(m.seed, key)), "cache hint")
@@ -98,8 +107,8 @@ def any_room(ask: routing.Ask, m: Member) -> bool:
     return held.urgent + held.batch < min(spec.seats - reserved, m.batch_bound)
 
 
-def has_room(ask: routing.Ask, m: Member, now: float) -> bool:
-    """Whether the request finds its seats and its KV cache."""
+def has_room(ask: routing.Ask, m: Member, now: float, kv_tokens: int) -> bool:
+    """Whether the request finds its seats, and ``kv_tokens`` of KV cache."""
     spec, held = m.replica.spec, m.load
     if not any_room(ask, m):
         return False
@@ -116,4 +125,4 @@ def has_room(ask: routing.Ask, m: Member, now: float) -> bool:
         kv, idle = kv + held.batch_kv, idle and not held.batch
     elif held.urgent + ask.seats > spec.seats:
         return False
-    return idle or kv + ask.kv_tokens <= m.kv_limit
+    return idle or kv + kv_tokens <= m.kv_limit

@@ -1,5 +1,6 @@
 """A real PostgreSQL for tests: its own folder, a Unix socket, one empty database for each test."""
 
+import contextlib
 import itertools
 import os
 import pwd
@@ -14,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests import services
+from tests import endings, services
 
 _USER = "postgres"
 _numbers = itertools.count()
@@ -64,7 +65,7 @@ def postgres_server() -> Iterator[str]:
         )
         argv = [str(folder_of / "postgres"), "-D", str(data), "-F", "-k", str(folder)]
         server = subprocess.Popen(
-            [*argv, "-c", "listen_addresses=", "-c", "logging_collector=off"],
+            endings.tied("INT", [*argv, "-c", "listen_addresses=", "-c", "logging_collector=off"]),
             stderr=subprocess.PIPE,
             text=True,
             cwd=folder,
@@ -88,11 +89,24 @@ def postgres_server() -> Iterator[str]:
 @pytest.fixture
 def postgres_url(postgres_server: str) -> Iterator[str]:
     """Yield the SQLAlchemy URL of an empty database."""
-    name = f"t{next(_numbers)}"
-    where = f"host={postgres_server} user={_USER} dbname=postgres"
+    with database(postgres_server) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def database(server: str, *, name: str = "", template: str = "template1") -> Iterator[str]:
+    """Make a database and drop it in the end; yields its SQLAlchemy URL.
+
+    Args:
+        server: the folder of the server's socket.
+        name: of the database; the next one of a row if not given.
+        template: the database that it is a copy of; nobody may be connected to that.
+    """
+    name = name or f"t{next(_numbers)}"
+    where = f"host={server} user={_USER} dbname=postgres"
     with psycopg.connect(where, autocommit=True) as link:
-        link.execute(f"CREATE DATABASE {name}")
-    yield f"postgresql+psycopg://{_USER}@/{name}?host={postgres_server}"
+        link.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield f"postgresql+psycopg://{_USER}@/{name}?host={server}"
     with psycopg.connect(where, autocommit=True) as link:
         link.execute(f"DROP DATABASE {name} WITH (FORCE)")
 

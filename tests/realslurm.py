@@ -2,13 +2,14 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from slurm_plugins import devcluster
 from slurm_plugins.devcluster import daemons
-from tests import services
+from tests import endings, services
 
 ACCOUNTS = {"physics": ("alice",), "biology": ("bob",)}
 
@@ -24,12 +25,11 @@ def require_slurm() -> None:
 def slurm_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[devcluster.Site]:
     """Yield a cluster of 4 nodes with 4 pretend GPUs each, with accounting and REST.
 
-    Tests share it: each cancels the jobs that it submits.
+    Tests share it: each cancels the jobs that it submits. Its daemons outlive who starts them.
     """
     require_slurm()
     folder = tmp_path_factory.mktemp("slurm")
-    try:
+    down = [sys.executable, "-P", "-m", "forebay", "devcluster", "down", "--purge", "--folder"]
+    with endings.afterwards([*down, folder]):
         yield devcluster.up(folder, accounts=ACCOUNTS)
-    finally:
-        devcluster.down(folder, purge=True)
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 
 from engines import link, places, private
-from engines.agent import ledger, server, shelf, slots, spec
+from engines.agent import ledger, ranks, server, shelf, slots, spec
 from engines.replica import work as works
 from scheduler.contracts import clock, fleet, ports, usage
 from scheduler.contracts.v1 import control_pb2 as pb
@@ -50,7 +50,7 @@ class Agent:
         self._revision = -1
         self._closing = ""
         self._close = asyncio.Event()
-        self._slots: dict[str, slots.Slot] = {}
+        self._slots: dict[str, slots.Slot | ranks.Ranks] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._shelf = shelf.Shelf(told.options, self._told_of_weights)
         self._means: slots.Means | None = None
@@ -120,7 +120,7 @@ class Agent:
             if known is not None:
                 known.want(item)
             elif not item.close:
-                slot = self._slots[item.slot_id] = slots.Slot(item, means)
+                slot = self._slots[item.slot_id] = self._new_slot(item, means)
                 task = self._tasks[item.slot_id] = asyncio.create_task(slot.run())
                 task.add_done_callback(self._slot_ended)
         for slot_id, known in list(self._slots.items()):
@@ -130,17 +130,32 @@ class Agent:
                 else:
                     known.want(_closed(known.desired, None))
 
+    def _new_slot(self, item: pb.SlotDesired, means: slots.Means) -> slots.Slot | ranks.Ranks:
+        """Return a slot, on nodes that no other holds if it needs more than one."""
+        nodes = self._told.spread(item.gpus)
+        if nodes == 1:
+            return slots.Slot(item, means)
+        held = {place for slot in self._slots.values() if not slot.final for place in slot.places}
+        every = range(self._told.nodes)
+        free = [place for place in every if place not in held]
+        # Where too few are free Slurm says so, and the steps wait for what still ends there.
+        return ranks.Ranks(item, means, (free if len(free) >= nodes else every)[:nodes])
+
     def _slot_ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:
             _log.error("slot", exc_info=task.exception())
         self._changed()
 
+    def _part(self, slot_id: str) -> slots.Slot | None:
+        parts = (slot.part(slot_id) for slot in self._slots.values())
+        return next((part for part in parts if part is not None), None)
+
     def _slot_desired(self, slot_id: str) -> pb.SlotDesired | None:
-        slot = self._slots.get(slot_id)
+        slot = self._part(slot_id)
         return slot.desired if slot is not None else None
 
     def _slot_reported(self, report: pb.SlotReport) -> None:
-        slot = self._slots.get(report.slot_id)
+        slot = self._part(report.slot_id)
         if slot is None:
             return
         slot.reported(report)

@@ -157,6 +157,7 @@ class Ledger:
             start_us=self._until_us,
             end_us=now,
             seq=self._seq,
+            parts=self._told.parts,
         )
 
     def cut(self) -> None:

@@ -53,15 +53,25 @@ class Means:
 
 
 class Slot:
-    """Holds one slot; `run` is its life."""
+    """Holds one slot; `run` is its life.
 
-    def __init__(self, desired: pb.SlotDesired, means: Means) -> None:
+    Args:
+        desired: what it should hold at first.
+        means: what it is started with.
+        node: on which of the lease's nodes its step goes, from 0; None: any that has the GPUs.
+    """
+
+    def __init__(self, desired: pb.SlotDesired, means: Means, node: int | None = None) -> None:
         self.slot_id = desired.slot_id
         self.desired = desired
         self._means = means
+        self.places: tuple[int, ...] = () if node is None else (node,)
         self._wake = asyncio.Event()
         self._report = pb.SlotReport(
-            slot_id=desired.slot_id, node=means.node, gpus=desired.gpus, state="starting"
+            slot_id=desired.slot_id,
+            node="" if node else means.node,
+            gpus=desired.gpus,
+            state="starting",
         )
         self.step: ports.Step | None = None
         self._last_word = ""
@@ -75,6 +85,14 @@ class Slot:
     def report(self) -> pb.SlotReport:
         """What is to be told of it."""
         return self._report
+
+    def part(self, slot_id: str) -> "Slot | None":
+        """Return it if that is its id."""
+        return self if slot_id == self.slot_id else None
+
+    def refuse(self, reason: str) -> None:
+        """Be lost, without a step."""
+        self._end("lost", f"not started: {reason}")
 
     def want(self, desired: pb.SlotDesired) -> None:
         """Change what it should hold; a slot that was told to close stays told."""
@@ -103,6 +121,7 @@ class Slot:
                 return
             code = await self._watch(self.step)
             self.step = None
+            _log.info("slot %s: its step has ended with %d", self.slot_id, code)
             self._sweep()
             if self.desired.close or self._last_word == "closed":
                 self._end("closed", self._report.reason)
@@ -135,6 +154,7 @@ class Slot:
                     cpus=self.desired.cpus,
                     env=marks,
                     log=means.told.logs / f"{self.slot_id}.log",
+                    node=self.places[0] if self.places else None,
                 )
             except slurm.SlurmUnavailable as error:
                 self._report.reason = f"step not started yet: {error}"
@@ -158,6 +178,7 @@ class Slot:
             run_dir=told.run_dir,
             log_dir=str(told.logs),
             gpus=self.desired.gpus,
+            parts=told.parts,
             replica_argv=told.replica_argv,
             sink_factory=told.sink_factory,
             options=told.options,

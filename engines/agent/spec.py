@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engines import settings
+from scheduler.contracts import fleet
 
 
 class SpecError(ValueError):
@@ -20,7 +21,7 @@ class AgentSpec:
     Attributes:
         kind: serve or backfill.
         team: the team that the lease is charged to.
-        gpus: the lease's GPUs on this node.
+        gpus: the lease's GPUs, over all of its nodes.
         broker_file: path of broker.json, read anew at each connection.
         token_file: 0600 file with the control token.
         run_dir: the lease's folder, which gateways see too: launch records and secrets.
@@ -30,6 +31,8 @@ class AgentSpec:
             load in the engines' environments.
         log_dir: folder for logs; "" is ``logs`` below ``run_dir``.
         options: the [engines] settings.
+        parts: of a GPU that `gpus` counts; 1: whole ones.
+        nodes: of the lease; what needs more GPUs than one has goes over several.
     """
 
     cluster: str
@@ -45,6 +48,8 @@ class AgentSpec:
     sink_factory: str
     log_dir: str = ""
     options: settings.EnginesSettings = dataclasses.field(default_factory=settings.EnginesSettings)
+    parts: int = 1
+    nodes: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """Return the spec as JSON values."""
@@ -78,6 +83,10 @@ class AgentSpec:
             return cls.from_json(json.loads(path.read_bytes()))
         except (OSError, ValueError) as error:
             raise SpecError(f"{path}: {error}") from error
+
+    def spread(self, gpus: int) -> int:
+        """Return over how many nodes a slot of so many GPUs goes."""
+        return fleet.spread(gpus, self.gpus // self.nodes)
 
     @property
     def logs(self) -> Path:

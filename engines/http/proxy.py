@@ -44,6 +44,16 @@ class Proxy:
         """The ASGI app that forwards."""
         return self._serve
 
+    @property
+    def adapters(self) -> None:
+        """None: what another server has loaded is its own affair."""
+        return None
+
+    @property
+    def sleeper(self) -> None:
+        """None: whether another server sleeps is its own affair."""
+        return None
+
     def tap(self, request_id: str) -> engine.Tap:
         """Open a request's tap."""
         return self._taps.open(request_id)
@@ -103,13 +113,13 @@ class Proxy:
         prepared = upstream.prepare(
             await answers.read_body(receive), self._options.model, scope["path"]
         )
-        url = self._options.base_url + scope["path"]
+        url = self._options.base_url + upstream.PATHS.get(scope["path"], scope["path"])
         sent = {"content-type": "application/json", "x-request-id": key}
         try:
             async with self._session.post(url, data=prepared.body, headers=sent) as response:
                 self._open[key] = response
                 watch = upstream.Watch(tap, strip_usage=prepared.strip_usage)
-                await self._relay(response, watch, send)
+                await self._relay(response, watch, send, prepared.body)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = f"{self._options.base_url} broke off: {type(error).__name__}: {error}"
             if tap is None:
@@ -120,7 +130,7 @@ class Proxy:
 
     @staticmethod
     async def _relay(
-        response: aiohttp.ClientResponse, watch: upstream.Watch, send: types.Send
+        response: aiohttp.ClientResponse, watch: upstream.Watch, send: types.Send, asked: bytes
     ) -> None:
         kind = response.headers.get("content-type", "application/json")
         start = {"type": "http.response.start", "status": response.status}
@@ -128,16 +138,19 @@ class Proxy:
         if response.status >= 300 or not kind.startswith("text/event-stream"):
             body = await response.read()
             if response.status < 300:
-                with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-                    watch.usage(json.loads(body)["usage"])
+                with contextlib.suppress(ValueError):
+                    watch.whole(asked, json.loads(body))
             await send({**start, "headers": start_headers})
             await send({"type": "http.response.body", "body": body})
             return
         await send({**start, "headers": start_headers})
-        async for chunk in response.content.iter_any():
-            events = watch.events(chunk)
-            if events:
-                await send({"type": "http.response.body", "body": events, "more_body": True})
+        try:
+            async for chunk in response.content.iter_any():
+                events = watch.events(chunk)
+                if events:
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
+        finally:  # one that breaks off has no usage either, and its prompt was read
+            watch.estimate(asked)
         await send({"type": "http.response.body", "body": b""})
 
 

@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from engines.http import estimate
 from engines.replica import engine, responses_api, sse
-from scheduler.contracts import fleet
+from scheduler.contracts import fleet, requests
 
 
 class OptionsError(ValueError):
@@ -62,6 +63,10 @@ class Options:
         )
 
 
+# Where servers have what OpenAI's interface does not name: vLLM's own path, which others took over.
+PATHS: Mapping[str, str] = {requests.Endpoint.CLASSIFY.value: "/classify"}
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Forwarded:
     """A body as it goes upstream, and whether the usage chunk that we asked for must be taken out."""
@@ -106,6 +111,7 @@ class Watch:
     """
 
     def __init__(self, tap: engine.Tap | None, *, strip_usage: bool) -> None:
+        self._told = False
         self._tap = tap
         self._strip = strip_usage
         self._splitter = sse.Splitter()
@@ -140,18 +146,46 @@ class Watch:
             self._tap.sampled(1)
 
     def usage(self, used: Mapping[str, Any]) -> None:
-        """Note the server's own count."""
+        """Note the server's own count; one that leaves the prompt out is none."""
         if self._tap is None:
             return
         prompt, output, details = (used.get(name) for name in _CHAT)
         if prompt is None:
             prompt, output, details = (used.get(name) for name in _RESPONSE)
+        if prompt is None and used.get("total_tokens") is not None:
+            # Rankers tell no more than the sum.
+            prompt = _count(used["total_tokens"]) - _count(output)
+        if prompt is None:
+            return
+        self._told = True
         cached = details.get("cached_tokens") if isinstance(details, dict) else 0
         self._tap.prompt_tokens = _count(prompt)
         self._tap.cached_tokens = min(_count(cached), self._tap.prompt_tokens)
         sampled = _count(output)
         self._tap.sampled(max(0, sampled - self._tap.output_tokens))
         self._tap.output_tokens = sampled
+
+    def whole(self, request: bytes, answer: Any) -> None:
+        """Read a whole answer's usage, or estimate it."""
+        used = answer.get("usage") if isinstance(answer, dict) else None
+        if isinstance(used, dict):
+            self.usage(used)
+        self.estimate(request, answer)
+
+    def estimate(self, request: bytes, answer: Any = None) -> None:
+        """Count by characters where the server told nothing; the count is marked.
+
+        Args:
+            request: the body that it was sent.
+            answer: the whole answer; None after a stream, whose chunks were counted as they came, to its end
+                or until it broke off.
+        """
+        if self._tap is None or self._told:
+            return
+        self._tap.estimated = True
+        self._tap.prompt_tokens = estimate.prompt_tokens(request)
+        if answer is not None:
+            self._tap.sampled(estimate.output_tokens(answer))
 
 
 _CHAT = ("prompt_tokens", "completion_tokens", "prompt_tokens_details")

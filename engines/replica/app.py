@@ -5,6 +5,7 @@ import dataclasses
 from starlette import types
 
 from engines.replica import (
+    adapters,
     answers,
     attempt,
     engine,
@@ -65,20 +66,28 @@ def build(
     inner.observe(door.step)
     ledger = rows.Ledger(sink, time)
     lines = trunk.Trunks()
-    attempts = attempt.Attempts(inner, door, ledger, time, _stranger(options.about), lines)
-    control = state.Control(inner, door, attempts, options.about)
+    loras = adapters.Adapters(inner.adapters, time)
+    attempts = attempt.Attempts(inner, door, ledger, time, _stranger(options.about), lines, loras)
+    control = state.Control(inner, door, attempts, options.about, loras)
     stack: types.ASGIApp = _Stack(inner, control, attempts, ledger, lines)
     if tracer is not None:
         about = options.about
         named = {"forebay.replica": about.replica_id, "forebay.model": about.model}
         stack = spans.Spans(stack, tracer, named)
-    return Replica(secret.SecretCheck(stack, options.secret), door, lines)
+    return Replica(secret.SecretCheck(stack, options.secret), door, lines, loras)
 
 
 class Replica:
     """A replica as an ASGI app."""
 
-    def __init__(self, served: types.ASGIApp, door: gate.Gate, lines: trunk.Trunks) -> None:
+    def __init__(
+        self,
+        served: types.ASGIApp,
+        door: gate.Gate,
+        lines: trunk.Trunks,
+        loras: adapters.Adapters,
+    ) -> None:
+        self._adapters = loras
         self._served = served
         self._gate = door
         self._trunks = lines
@@ -100,6 +109,7 @@ class Replica:
     def end(self) -> None:
         """End what would go on for ever: the server stops."""
         self._trunks.end()
+        self._adapters.end()
 
 
 class _Stack:

@@ -11,6 +11,7 @@ import math
 MEMORY_S = 600.0  # arrivals older than this tell of another hour
 LEAST_S = 0.02  # round trips below this are below a step
 QUANTILE = 0.99
+CHANCE = 3  # windows: one crowd would keep batch out of a young replica for minutes
 _MOST = 8192  # arrivals kept
 
 
@@ -40,6 +41,6 @@ class Arrivals:
         counts = collections.Counter[int]()
         for at, need in self._times:
             counts[int((at - self._began) // width)] += need
-        above = int(windows * (1 - QUANTILE))  # windows that may see more than is kept
+        above = max(CHANCE, int(windows * (1 - QUANTILE)))  # windows that may see more than is kept
         ranked = sorted(counts.values(), reverse=True)
         return ranked[above] if above < len(ranked) else 0

@@ -14,11 +14,14 @@ from typing import Any
 
 from starlette import types
 
-from engines.replica import answers, asked, engine, gate, response, rows, tempo, trunk
+from engines.replica import adapters, answers, asked, engine, gate, response, rows, tempo, trunk
 from scheduler.contracts import clock, errors, fleet, frames, requests, trunks, usage
 
 _BYTES_A_TOKEN = 4  # of English text in the usual tokenizers; nothing here has tokenized it yet
 CANCEL_S = 5.0  # for an engine app that does not end when cancelled; then it is left behind
+_MOST_TOKENS = b"x-forebay-most-tokens"  # bound of an answer whose body names none
+_PREEMPTED = b"x-forebay-preempted"  # how often the batch line gave its seat back before
+_POOLED = frozenset(each.value for each in requests.Endpoint if each.pooled)
 _log = logging.getLogger(__name__)
 
 
@@ -61,6 +64,7 @@ class Attempts:
         time: the clock.
         stranger: the identity of a request that brings none (an admin's curl).
         lines: the trunks of the gateways.
+        loras: the adapters that requests run on.
     """
 
     def __init__(
@@ -71,7 +75,9 @@ class Attempts:
         time: clock.Clock,
         stranger: usage.Identity,
         lines: trunk.Trunks | None = None,
+        loras: adapters.Adapters | None = None,
     ) -> None:
+        self._adapters = loras or adapters.Adapters(None, time)
         self._trunks = lines or trunk.Trunks()
         self._engine = inner
         self._gate = door
@@ -112,14 +118,25 @@ class Attempts:
     async def _seated(self, call: "_Call", identity: usage.Identity) -> None:
         key = f"{identity.request_id}.{identity.attempt}"
         tier = requests.Tier(identity.tier)
-        try:
-            tokens = len(call.asked.body) // _BYTES_A_TOKEN
-            seat = await self._gate.enter(key, tier, call.asked.sequences, prompt_tokens=tokens)
-        except gate.Full as full:
-            await send_full(call.send, str(full), self.stats())
-            return
-        with seat:
-            await self._serve(call, seat, identity)
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(self._adapters.using(identity.adapter))
+                tokens = len(call.asked.body) // _BYTES_A_TOKEN
+                seat = await self._gate.enter(
+                    key,
+                    tier,
+                    call.asked.sequences,
+                    prompt_tokens=tokens,
+                    preempted=_number(call.scope, _PREEMPTED),
+                )
+            except gate.NoAdapter as missing:
+                await answers.send_error(call.send, 429, frames.NO_ADAPTER, f"replica: {missing}")
+                return
+            except gate.Full as full:
+                await send_full(call.send, str(full), self.stats())
+                return
+            with seat:
+                await self._serve(call, seat, identity)
 
     def stats(self) -> fleet.ReplicaStats:
         """Return the replica's stats as of now."""
@@ -167,7 +184,7 @@ class Attempts:
         tap.band = requests.Tier(identity.tier).band
         tap.begun, tap.why_not = call.asked.begun, call.asked.why_not
         tap.single = call.asked.sequences == 1
-        tap.most_tokens = _most_tokens(call.scope)
+        tap.most_tokens = _number(call.scope, _MOST_TOKENS)
         stream = self._trunks.of(call.scope) if call.wants_frames else None
         reply = response.Response(
             call.send if stream is None else stream.through(call.send),
@@ -179,6 +196,11 @@ class Attempts:
             told=identity.tier == requests.Tier.BATCH,
         )
         tap.on_first.append(lambda: self._gate.throttle.prefilled(seat.key))
+        unguarded = call.scope["path"] in _POOLED or not self._engine.stats().steps_total
+        if identity.tier != requests.Tier.BATCH and unguarded:
+            # What samples nothing is a prompt all its life: batch would never enter beside many such. And an
+            # engine that tells no steps has none to guard; a whole answer's first token is its end there.
+            self._gate.throttle.prefilled(seat.key)
         ended = Ended(usage.Outcome.ERROR, reason="the server stopped")
         self._tempo.opened(tap)
         try:
@@ -188,7 +210,8 @@ class Attempts:
                 self._tempo.closed(tap)
                 self._engine.untap(identity.request_id)
                 seat.release()
-                self._ledger.close(identity, tap, ended.outcome, ended.reason)
+                said = (ended.reason, usage.ESTIMATED if tap.estimated else "")
+                self._ledger.close(identity, tap, ended.outcome, "; ".join(filter(None, said)))
             if ended.outcome is not usage.Outcome.CLIENT_GONE:
                 await reply.close(ended.error)
         finally:
@@ -275,17 +298,17 @@ async def _call(
     await served(scope, receive, send)
 
 
-def _most_tokens(scope: types.Scope) -> int:
-    """Return the bound that the gateway puts on an answer whose body names none, 0 if it puts none."""
+def _number(scope: types.Scope, header: bytes) -> int:
+    """Return what the gateway says in one of its headers, 0 if it says nothing."""
     for name, value in scope["headers"]:
-        if name == b"x-forebay-most-tokens":
+        if name == header:
             return int(value) if value.isdigit() else 0
     return 0
 
 
 def with_request_id(scope: types.Scope, key: str) -> types.Scope:
     """Return the scope that the engine's app sees: our request id, and none of our own headers."""
-    ours = {b"x-forebay-identity", trunks.HEADER.encode()}
+    ours = {b"x-forebay-identity", _PREEMPTED, trunks.HEADER.encode()}
     hidden = {b"x-request-id", b"authorization", b"accept", *ours}
     headers = [(k, v) for k, v in scope["headers"] if k not in hidden]
     return {**scope, "headers": [*headers, (b"x-request-id", key.encode())]}

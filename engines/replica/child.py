@@ -3,6 +3,7 @@
 import importlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,19 +12,26 @@ import uvloop
 
 from engines import processes
 from engines.replica import launch, server
-from scheduler.contracts import fleet
+from scheduler.contracts import fleet, usage
 
 _OPENERS = {
     fleet.EngineKind.SIMULATED: "engines.simulated",
     fleet.EngineKind.HTTP: "engines.http",
     fleet.EngineKind.VLLM: "engines.vllm",
 }
+Follow = Callable[[launch.Launch, launch.Reporter], None]
 _log = logging.getLogger(__name__)
 
 
 def opener(kind: fleet.EngineKind) -> server.OpenEngine:
     """Return ``open_engine`` of the engine's package; loaded here, since each needs its own environment."""
     found: server.OpenEngine = importlib.import_module(_OPENERS[kind]).open_engine
+    return found
+
+
+def follower(kind: fleet.EngineKind) -> Follow:
+    """Return ``follow`` of the engine's package: what a rank past the first does until it is killed."""
+    found: Follow = importlib.import_module(_OPENERS[kind]).follow
     return found
 
 
@@ -44,17 +52,38 @@ def leaving(kind: fleet.EngineKind) -> Callable[[], None]:
     return leave
 
 
+def live(
+    record: launch.Launch,
+    open_sink: Callable[[], usage.UsageSink],
+    reporter: launch.Reporter,
+) -> None:
+    """Be the replica that ``record`` describes, or its rank on this node, until it is to end.
+
+    Args:
+        record: which, and how.
+        open_sink: opens where its usage rows go; a rank that serves nobody has none.
+        reporter: the supervisor's ear.
+
+    Raises:
+        Exception: whatever kept it from starting, or ended it.
+    """
+    kind = record.spec.engine
+    if record.rank is not None and record.rank.number:
+        # Slurm sends SIGTERM to every process of a step: rank 0 drains, and the slot kills this one after it.
+        # Masked, it would come to another thread, which an import may have begun.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        follower(kind)(record, reporter)
+        return
+    uvloop.run(server.run(record, opener(kind), open_sink(), reporter, leave=leaving(kind)))
+
+
 def run(spec_path: Path, sink_factory: launch.SinkFactory) -> int:
     """Run the replica that ``spec_path`` describes; returns the exit code."""
     processes.die_with_parent(int(os.environ.get(processes.PARENT, "0")))
     reporter = launch.PipeReporter.from_environment()
     try:
         record = launch.Launch.read(spec_path)
-        sink = sink_factory(record.writer)
-        served = server.run(
-            record, opener(record.spec.engine), sink, reporter, leave=leaving(record.spec.engine)
-        )
-        uvloop.run(served)
+        live(record, lambda: sink_factory(record.writer), reporter)
     except KeyboardInterrupt:
         return 0  # uvicorn raises the signal again once it has stopped
     except Exception as error:

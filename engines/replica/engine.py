@@ -10,7 +10,7 @@ from typing import Protocol
 
 from starlette import types
 
-from engines.replica import steptime
+from engines.replica import adapters, steptime
 from engines.replica import work as works
 from scheduler.contracts import resume
 
@@ -40,6 +40,7 @@ class Tap:
         single: whether it has one prompt and one choice, set before it enters.
         why_not: why this answer could not go on elsewhere, or "".
         ahead: ids of the first choice's tokens behind those handed out, whose text is held back.
+        estimated: the counts are a guess: the engine tells none.
         most_tokens: bound of each sequence's output, set before it enters; 0: what the body says.
         on_first: called at the first sampled token: the prompt has been computed.
         on_some: called when `SOME` ids or more wait for `take`.
@@ -58,6 +59,7 @@ class Tap:
     single: bool = True
     why_not: str = ""
     ahead: Sequence[int] = ()
+    estimated: bool = False
     most_tokens: int = 0
     on_first: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     on_some: Callable[[], None] | None = None
@@ -182,12 +184,51 @@ class EngineStats:
     kv_preemptions: int = 0
 
 
+class SleepError(Exception):
+    """An engine did not sleep or wake as it was told; the message is one line. Its process has to end."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slept:
+    """What a sleep came to.
+
+    Attributes:
+        level: 1: the weights are in host memory; 2: they are dropped.
+        freed_bytes: of GPU memory over all its GPUs, as measured.
+    """
+
+    level: int
+    freed_bytes: int
+
+
+class SleepPort(Protocol):
+    """An engine that gives its GPUs' memory back and keeps its process."""
+
+    async def sleep(self) -> Slept:
+        """Free GPU memory while nothing runs and nothing enters; raises `SleepError` if none was freed."""
+        ...
+
+    async def wake(self) -> None:
+        """Be able to serve again, with nothing cached; raises `SleepError`."""
+        ...
+
+
 class Engine(Protocol):
     """An engine inside a replica."""
 
     @property
     def app(self) -> types.ASGIApp:
         """The OpenAI-compatible ASGI app; a request's id is its ``X-Request-Id`` header."""
+        ...
+
+    @property
+    def adapters(self) -> adapters.AdapterPort | None:
+        """How it takes LoRA adapters while it serves; None: it does not."""
+        ...
+
+    @property
+    def sleeper(self) -> SleepPort | None:
+        """How it sleeps; None: it can't, and is parked by the end of its process."""
         ...
 
     def tap(self, request_id: str) -> Tap:

@@ -20,6 +20,10 @@ class Full(Exception):
     """No seat can be had; the message is the reason."""
 
 
+class NoAdapter(Full):
+    """The adapter is not loaded here: others have seats."""
+
+
 class Leave(enum.Enum):
     """Why a seated request must leave."""
 
@@ -83,7 +87,13 @@ class Gate:
         self._changed = asyncio.Event()
 
     async def enter(
-        self, key: str, tier: requests.Tier, need: int = 1, *, prompt_tokens: int = 0
+        self,
+        key: str,
+        tier: requests.Tier,
+        need: int = 1,
+        *,
+        prompt_tokens: int = 0,
+        preempted: int = 0,
     ) -> Seat:
         """Return a seat, after waiting for batch victims to leave if need be.
 
@@ -92,6 +102,7 @@ class Gate:
             tier: its tier.
             need: seats that it takes.
             prompt_tokens: about how many it brings; batch's are bounded while they are computed.
+            preempted: how often its batch line was preempted before.
 
         Raises:
             Full: there is none, or the victims did not leave within `PATIENCE_S`.
@@ -104,16 +115,16 @@ class Gate:
             if why:
                 raise Full(why)
             self.throttle.entered(key, prompt_tokens)
-            try:
-                return await self._enter(key, tier, need, ordered)
-            except BaseException:
-                self.throttle.prefilled(key)
-                raise
-        self._arrivals.note(ordered, need)
-        return await self._enter(key, tier, need, ordered)
+        else:
+            self._arrivals.note(ordered, need)
+            self.throttle.arrived(key)
+        try:
+            return await self._enter(key, self.table.ask(key, tier, need, preempted), ordered)
+        except BaseException:
+            self.throttle.prefilled(key)
+            raise
 
-    async def _enter(self, key: str, tier: requests.Tier, need: int, ordered: float) -> Seat:
-        answer = self.table.ask(key, tier, need)
+    async def _enter(self, key: str, answer: seats.Answer, ordered: float) -> Seat:
         if answer.verdict is seats.Verdict.FULL:
             raise Full(answer.reason)
         seat = self._held[key] = Seat(self, key)
@@ -156,6 +167,7 @@ class Gate:
         free = table.batch_free
         if table.role is fleet.Role.SHARED:
             free = min(free, self.throttle.most(table.interactive) - table.batch)
+            free = 0 if self.throttle.urgent else free
         return max(0, free)
 
     def _look(self, now: float) -> None:

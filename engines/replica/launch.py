@@ -26,6 +26,27 @@ class LaunchError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Rank:
+    """Which part of a replica over several nodes a process is.
+
+    Attributes:
+        number: 0 serves; the others compute for it.
+        nodes: how many there are.
+        meet: ``host:port`` where rank 0 waits for the others.
+    """
+
+    number: int
+    nodes: int
+    meet: str
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Return `meet` as host and port."""
+        host, _, port = self.meet.rpartition(":")
+        return host, int(port)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Launch:
     """How to start one replica.
 
@@ -34,6 +55,7 @@ class Launch:
         secret_file: 0600 file with the bearer secret.
         sink_factory: import path ``module:function`` of a `SinkFactory`, for processes that are not
             started through Forebay's own command line (a fork server's children); "" otherwise.
+        rank: which part of it, of a replica over several nodes; None: it has one.
     """
 
     replica_id: str
@@ -48,6 +70,7 @@ class Launch:
     host: str = "127.0.0.1"
     incarnation: int = 1
     sink_factory: str = ""
+    rank: Rank | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""
@@ -64,8 +87,11 @@ class Launch:
             fields = dict(value)
             spec = dict(fields["spec"])
             spec["engine"] = fleet.EngineKind(spec["engine"])
+            spec["hardware"] = fleet.Hardware(**spec.get("hardware", {}))
             fields["spec"] = fleet.ReplicaSpec(**spec)
             fields["role"] = fleet.Role(fields["role"])
+            if fields.get("rank") is not None:
+                fields["rank"] = Rank(**fields["rank"])
             return cls(**fields)
         except (KeyError, TypeError, ValueError) as error:
             raise LaunchError(f"launch record: {error}") from error

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette import types
 
-from engines.replica import answers, engine, gather, responses_api, seam, sse, strict, used
+from engines.replica import answers, engine, framing, gather, responses_api, seam, sse, strict, used
 from scheduler.contracts import errors, frames
 
 FRAMES_HEADERS = [
@@ -74,7 +74,7 @@ class Response:
         self._order = asyncio.Lock()
         self._tail: list[bytes] = []  # events from the one on that ends the only choice
         self._done_event = b""
-        self._prompt_sent = False
+        self._framing = framing.Framing(tap)
         self._complete = False
         self._muted = False
         self._parting = b""  # frames of what waited when it was muted
@@ -102,9 +102,9 @@ class Response:
 
     async def _tell_prompt(self) -> None:
         async with self._order:
-            if self._prompt_sent or self._begun or self._muted or self.status:
+            if self._framing.begun or self._begun or self._muted or self.status:
                 return
-            if prompt := self._prompt():
+            if prompt := self._framing.prompt():
                 self._early = True
                 await self._put(prompt, more=True)
                 self._again()
@@ -126,7 +126,7 @@ class Response:
         async with self._order:
             if not self._told or self._muted or self.status or self._tap.finish_reasons:
                 return  # behind an answer's last token nobody could go on
-            if parts := self._frames(b""):
+            if parts := self._framing.data(b""):
                 await self._put(b"".join(parts), more=True)
             self._again()
 
@@ -226,6 +226,8 @@ class Response:
             self._late.cancel()
             self._late = None
         async with self._order:
+            if self._tail:
+                return  # while it waited for its turn the end came: its ids are handed out, its text is kept
             ready = b"".join(self._ready)
             self._ready.clear()
             if ready:
@@ -292,7 +294,7 @@ class Response:
         fault = self._fault(reading)
         if fault is None:
             try:
-                filled = used.fill(value, self._cached)
+                filled = used.fill(value, self._cached) | used.unasked(value, self._request)
                 raw = bytes(self._body)
                 self._body[:] = strict.whole(raw, value, self._request, changed=filled)
             except strict.Unusable as error:
@@ -308,7 +310,12 @@ class Response:
             await self._close_whole()
         elif self._framed:
             async with self._order:
-                last = [self._parting, self._waiting(), self._rest(), error.frame().encode()]
+                last = [
+                    self._parting,
+                    self._waiting(),
+                    self._framing.rest(),
+                    error.frame().encode(),
+                ]
                 await self._put(b"".join(last), more=False)
         else:
             await self._flush()
@@ -324,36 +331,19 @@ class Response:
                 await self._put(b"".join([*self._ready, last]), more=False)
                 return
             events = b"".join([*self._ready, *self._tail])
-            parts = self._frames(events) if events else []
-            parts += self._frames(last)
-            parts.append(self._end().frame().encode())
+            parts = self._framing.data(events) if events else []
+            parts += self._framing.data(last)
+            parts.append(self._framing.end(self._finished).frame().encode())
             await self._put(b"".join(parts), more=False)
 
     def _waiting(self) -> bytes:
-        """Return the frames of the events that wait for the next ones."""
-        events = b"" if self._opening else b"".join(self._ready)
-        self._ready.clear()
-        return b"".join(self._frames(events)) if events and self._framed else events
+        """Return the frames of the events that wait for the next ones.
 
-    def _rest(self) -> bytes:
-        """Return what goes before an ERROR: ids whose text will not go out from here, ahead of it.
-
-        An answer that had already ended in the engine is not told: going on behind its end would be wrong.
+        Once the end waits too, the ids can't be told apart any more: whoever goes on says all of it again.
         """
-        tap = self._tap
-        taken = tap.take()
-        tap.take_chars()
-        mine = [*taken.pop(0, ()), *tap.ahead]
-        parts = [
-            frames.Frame.of(frames.Kind.DATA, b"", ids, n).encode() for n, ids in taken.items()
-        ]
-        ended = any(reason != "abort" for reason in tap.finish_reasons.values())
-        if not tap.single:
-            parts.append(frames.Frame.of(frames.Kind.DATA, b"", mine).encode())
-        elif mine and not ended:
-            parts.append(frames.Frame.of(frames.Kind.DATA, ahead=mine).encode())
-        prompt = b"" if self._prompt_sent else self._prompt()
-        return prompt + b"".join(parts)
+        events = b"" if self._opening or self._tail else b"".join(self._ready)
+        self._ready.clear()
+        return b"".join(self._framing.data(events)) if events and self._framed else events
 
     async def _close_plain(self, error: frames.Error) -> None:
         body = answers.error_body(error.status, error.code, error.message)
@@ -363,45 +353,12 @@ class Response:
             self._begun = True
             await answers.send_json(self._send, error.status, body)
 
-    def _end(self) -> frames.End:
-        reasons = {**self._tap.finish_reasons, **self._finished}  # the formatter's word goes first
-        ordered = tuple(reasons[choice] for choice in sorted(reasons))
-        tap, begun = self._tap, self._tap.begun
-        if begun is None:
-            return frames.End(ordered, tap.prompt_tokens, tap.cached_tokens, tap.output_tokens)
-        output = len(begun.token_ids) + tap.output_tokens
-        return frames.End(ordered, len(begun.prompt_token_ids), begun.cached_tokens, output)
-
     async def _data(self, payload: bytes, *, more: bool) -> None:
         """Send client bytes; framed, with the ids that the engine has handed out by now."""
         if not self._framed:
             await self._put(payload, more=more)
-        elif parts := self._frames(payload):
+        elif parts := self._framing.data(payload):
             await self._put(b"".join(parts), more=more)
-
-    def _prompt(self) -> bytes:
-        tap = self._tap
-        if not tap.prompt_token_ids:
-            return b""
-        self._prompt_sent = True
-        # One that goes on tells its reader what had to be computed again, not the ids again.
-        ids = tap.prompt_token_ids if tap.begun is None else ()
-        why_not, cached = tap.why_not.encode(), tap.cached_tokens
-        return frames.Frame.of(frames.Kind.PROMPT, why_not, ids, chars=cached).encode()
-
-    def _frames(self, payload: bytes) -> list[bytes]:
-        tap = self._tap
-        parts = [] if self._prompt_sent else [self._prompt()]
-        taken = sorted(tap.take().items())
-        for choice, ids in taken[:-1]:
-            parts.append(frames.Frame.of(frames.Kind.DATA, b"", ids, choice).encode())
-        choice, ids = taken[-1] if taken else (0, ())
-        chars = tap.take_chars()
-        if payload or ids:
-            ahead = () if choice else tap.ahead
-            frame = frames.Frame.of(frames.Kind.DATA, payload, ids, choice, chars, ahead)
-            parts.append(frame.encode())
-        return parts
 
     async def _put(self, body: bytes, *, more: bool) -> None:
         if not self._begun:

@@ -1,9 +1,10 @@
 """Who may sit in a replica: rung 0 of the ladder as a pure table of seats.
 
 Interactive and standard requests take a free seat, else the youngest batch sequences are told to
-leave until there is room for them. Batch takes a seat only where the role allows and more seats are
-free than are kept in reserve. Nobody queues for longer than the victims need to leave. Holds counts
-and names only: no clock, no tasks (`engines.replica.gate` is the moving part).
+leave until there is room for them. A line that was preempted twice before is pinned: it leaves after all
+that are not, and then it too, as interactive work goes first. Batch takes a seat only where the role
+allows and more seats are free than are kept in reserve. Nobody queues for longer than the victims need
+to leave. Holds counts and names only: no clock, no tasks (`engines.replica.gate` is the moving part).
 """
 
 import dataclasses
@@ -11,6 +12,9 @@ import enum
 import itertools
 
 from scheduler.contracts import fleet, requests
+
+# Each preemption costs a prefill anew, and a line that always comes last would else never end.
+PINNED_AFTER = 2
 
 
 class Verdict(enum.Enum):
@@ -35,6 +39,7 @@ class _Holder:
     batch: bool
     need: int
     order: int
+    pinned: bool = False
     waiting: bool = False
     leaving: bool = False
 
@@ -90,8 +95,14 @@ class Seats:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def ask(self, key: str, tier: requests.Tier, need: int = 1) -> Answer:
+    def ask(self, key: str, tier: requests.Tier, need: int = 1, preempted: int = 0) -> Answer:
         """Ask for ``need`` seats; a verdict other than FULL must be met by one `give_back`.
+
+        Args:
+            key: the holder's name.
+            tier: its tier.
+            need: seats that it takes.
+            preempted: how often its line gave a seat back before, here or elsewhere; batch's alone counts.
 
         Raises:
             ValueError: ``key`` holds a seat already.
@@ -102,27 +113,23 @@ class Seats:
         if self.draining:
             return Answer(Verdict.FULL, reason="draining")
         if tier is requests.Tier.BATCH:
-            return self._ask_batch(key, need)
+            return self._ask_batch(key, need, preempted >= PINNED_AFTER)
         return self._ask_interactive(key, need)
 
-    def _ask_batch(self, key: str, need: int) -> Answer:
+    def _ask_batch(self, key: str, need: int, pinned: bool) -> Answer:
         if self.role is fleet.Role.INTERACTIVE:
             return Answer(Verdict.FULL, reason="role interactive takes no batch")
         kept = 0 if self.role is fleet.Role.BATCH else self.reserved
         need = min(need, max(1, self.total - kept))  # else one with many choices could never sit
         if self.interactive + self.batch + need > self.total - kept:
             return Answer(Verdict.FULL, reason="no seat for batch")
-        self._holders[key] = _Holder(True, need, next(self._order))
+        self._holders[key] = _Holder(True, need, next(self._order), pinned)
         return Answer(Verdict.SEATED)
 
     def _ask_interactive(self, key: str, need: int) -> Answer:
         staying = sum(h.need for h in self._holders.values() if not h.leaving)
-        movable = sorted(
-            ((name, h) for name, h in self._holders.items() if h.batch and not h.leaving),
-            key=lambda item: -item[1].order,
-        )
         victims: list[str] = []
-        for name, holder in movable:
+        for name, holder in self._movable():
             if staying + need <= self.total:
                 break
             victims.append(name)
@@ -149,17 +156,14 @@ class Seats:
         self._holders.pop(key, None)
 
     def shed(self, count: int) -> tuple[str, ...]:
-        """Make the youngest ``count`` batch sequences leave; returns their names."""
-        staying = [
-            (h.order, name) for name, h in self._holders.items() if h.batch and not h.leaving
-        ]
+        """Make ``count`` batch sequences leave, the youngest first; returns their names."""
         leaving = sum(h.need for h in self._holders.values() if h.batch and h.leaving)
         victims: list[str] = []
-        for _, name in sorted(staying, reverse=True):
+        for name, holder in self._movable():
             if leaving >= count:
                 break
             victims.append(name)
-            leaving += self._holders[name].need
+            leaving += holder.need
         self._evict(victims)
         return tuple(victims)
 
@@ -171,6 +175,11 @@ class Seats:
         victims = [name for name, h in self._holders.items() if h.batch and not h.leaving]
         self._evict(victims)
         return tuple(victims)
+
+    def _movable(self) -> list[tuple[str, _Holder]]:
+        """Return the batch sequences that stay, in the order in which they would have to leave."""
+        staying = ((name, h) for name, h in self._holders.items() if h.batch and not h.leaving)
+        return sorted(staying, key=lambda item: (item[1].pinned, -item[1].order))
 
     def _evict(self, victims: list[str]) -> None:
         for name in victims:

@@ -13,9 +13,10 @@ import uvicorn
 from starlette import types
 
 from engines.replica import app, engine, launch, spans
-from scheduler.contracts import clock, errors, usage
+from scheduler.contracts import clock, errors, usage, webserver
 
 GRACE_S = 2  # for answers on their last bytes once every sequence has left
+SPANS_S = 0.3  # for spans that wait to be sent: the process ends without running exit handlers
 _log = logging.getLogger(__name__)
 
 OpenEngine = Callable[
@@ -55,11 +56,13 @@ async def run(
         with _timed("engine", phases, reporter):
             inner = await stack.enter_async_context(open_engine(record, time, reporter))
         stack.push_async_callback(_finish, sink)
-        served = app.build(inner, options, sink=sink, time=time, tracer=spans.from_environment())
+        tracer = spans.from_environment()
+        served = app.build(inner, options, sink=sink, time=time, tracer=tracer)
         async with listening(served, record.host, served.retire) as (address, ended):
             reporter.listening(address, record.incarnation, phases)
             await ended.wait()
         await _finish(sink)
+        await asyncio.to_thread(tracer.flush, SPANS_S)
         leave()
 
 
@@ -85,10 +88,10 @@ def _timed(name: str, phases: dict[str, float], reporter: launch.Reporter) -> It
 Retire = Callable[[], Awaitable[None]]
 
 
-class _Server(uvicorn.Server):
-    """Uvicorn that says when it is up and leaves signals to us.
+class _Server(webserver.Server):
+    """Says when it is up, and leaves signals to us.
 
-    Its own handling raises SIGTERM again once it has stopped, which would end the process before the
+    uvicorn's own handling raises SIGTERM again once it has stopped, which would end the process before the
     engine is closed and the rows are on disk.
     """
 
@@ -113,7 +116,7 @@ class _Server(uvicorn.Server):
         """Let what would go on for ever end with the answers."""
         if self._end is not None:
             self._end()
-        await super().shutdown(sockets=sockets)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -133,10 +136,6 @@ class _Server(uvicorn.Server):
         elif self._retiring is None:
             self._retiring = asyncio.ensure_future(self._retire())
             self._retiring.add_done_callback(lambda _: self.stop())
-
-    def stop(self) -> None:
-        """Stop serving: no new connections, running answers get `GRACE_S`."""
-        self.should_exit = True
 
 
 @contextlib.asynccontextmanager

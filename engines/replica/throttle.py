@@ -8,8 +8,17 @@ Two limits on the number of batch sequences, the smaller counts:
   which interactive sequences ran), which is right where the model is not.
 
 Where the engine alone is slower than the SLO the target is `SLACK` times its step without batch: batch
-is not blamed for what it does not cause. Batch's prompts are bounded as well: at most `prefill_tokens`
-of them are being computed at once, since an arriving interactive request waits for the step under way.
+is not blamed for what it does not cause. Batch's prompts are bounded as well: beside interactive sequences
+no more of them are computed at once than keep a step within the target (one prompt always may), and none
+enters while an interactive prompt is being computed: it would share that prompt's own step. With no
+interactive sequence there is nothing to bound: who arrives waits for the step under way, which the engine's
+own chunk ends, and goes before the prompts that wait (bound here as well, a replica stood at two thirds of
+its seats where batch's texts are long, though most of them were cached).
+
+A request that samples nothing (an embedding, a ranking, a class) is a prompt from beginning to end, and where
+such overlap the last rule would keep batch out for ever: it holds for requests that generate alone. No token
+follows another there, so there is no inter-token latency to feed back either; the bound on batch's prompts is
+what keeps a step beside interactive ones within the SLO.
 """
 
 import collections
@@ -35,7 +44,7 @@ class Limits:
 
     Attributes:
         itl_slo_ms: inter-token latency that interactive answers are promised, ms.
-        prefill_tokens: batch prompt tokens that may be computed at once.
+        prefill_tokens: batch prompt tokens that may be computed at once beside interactive sequences.
     """
 
     itl_slo_ms: float = 25.0
@@ -58,6 +67,7 @@ class Throttle:
         self._samples: list[float] = []
         self._kv_each: collections.deque[float] = collections.deque(maxlen=WINDOW)
         self._prefilling: dict[str, int] = {}
+        self._urgent: set[str] = set()  # interactive requests without their first token
 
     def step(self, step: steptime.Step, *, interactive: int, batch: int) -> int:
         """Take one step of the engine.
@@ -105,10 +115,21 @@ class Throttle:
         most = self.most(interactive)
         if batch + need > most:
             return f"batch is held to {most} sequences to keep inter-token latency"
+        if self._urgent:
+            return "an interactive prompt is being computed"
         waiting = sum(self._prefilling.values())
-        if self._prefilling and waiting >= self._limits.prefill_tokens:
+        if interactive and self._prefilling and waiting >= self._prompts(interactive, batch):
             return f"{waiting} batch prompt tokens are being computed"
         return ""
+
+    @property
+    def urgent(self) -> bool:
+        """Whether an interactive prompt is being computed, or waits for its seat."""
+        return bool(self._urgent)
+
+    def arrived(self, key: str) -> None:
+        """Note that an interactive request came; `prefilled` says when it has its first token, or left."""
+        self._urgent.add(key)
 
     def entered(self, key: str, prompt_tokens: int) -> None:
         """Note that a batch request's prompt is being computed."""
@@ -117,6 +138,17 @@ class Throttle:
     def prefilled(self, key: str) -> None:
         """Note that it is computed, or that the request has left."""
         self._prefilling.pop(key, None)
+        self._urgent.discard(key)
+
+    def _prompts(self, interactive: int, batch: int) -> float:
+        """Return how many batch prompt tokens may be computed at once."""
+        fit = self.model.coefficients()
+        most = float(self._limits.prefill_tokens)
+        if fit is None or fit.prefill <= 0:
+            return most
+        decoding = interactive + batch
+        room = self._target(interactive) - fit.ms(0, decoding, self._kv(decoding))
+        return min(most, max(0.0, room / fit.prefill))
 
     def _target(self, interactive: int) -> float:
         fit = self.model.coefficients()

@@ -1,4 +1,8 @@
-"""Makes every ``usage`` say how much of the prompt was in the cache, also where an engine leaves it out."""
+"""What engines leave out of an answer, or say unasked.
+
+Makes every ``usage`` say how much of the prompt was in the cache, and takes documents out of a ranking whose
+caller has them and said so (Jina's and Cohere's `return_documents`, which vLLM does not know).
+"""
 
 import json
 import re
@@ -43,3 +47,15 @@ def fill(value: Any, cached_tokens: int) -> bool:
         }
         return True
     return False
+
+
+def unasked(value: Any, request: bytes) -> bool:
+    """Take the documents out of a ranking that was asked for without; returns whether there were any."""
+    if b'"return_documents"' not in request or not isinstance(value, dict):
+        return False
+    asked = json.loads(request)
+    rows = value.get("results")
+    if asked.get("return_documents") is not False or not isinstance(rows, list):
+        return False
+    found = [row.pop("document", None) for row in rows if isinstance(row, dict)]
+    return any(each is not None for each in found)

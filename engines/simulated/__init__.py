@@ -18,8 +18,19 @@ async def open_engine(
     record: "launch.Launch", time: "clock.Clock", reporter: "launch.Reporter"
 ) -> AsyncIterator["engine.Engine"]:
     """Open the engine that ``record`` describes; see `engines.replica.server.OpenEngine`."""
-    from engines.simulated import core, replica
+    from engines.simulated import core, ranks, replica
 
     simulated = replica.Simulated(core.Options.from_spec(record.spec), time)
-    async with simulated.running():
+    async with contextlib.AsyncExitStack() as stack:
+        if record.rank is not None:
+            await stack.enter_async_context(ranks.gathered(record.rank))
+        await stack.enter_async_context(simulated.running())
         yield simulated
+
+
+def follow(record: "launch.Launch", reporter: "launch.Reporter") -> None:
+    """Be a rank past the first of a replica over several nodes, until it is ended."""
+    from engines.simulated import ranks
+
+    if record.rank is not None:
+        ranks.follow(record.rank, reporter)

@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette import applications, requests, responses, routing
 
-from engines.simulated import batching, bodies, core, shapes, stops, tokens
+from engines.simulated import adapters, batching, bodies, core, shapes, stops, tokens
 from scheduler.contracts import clock, ids, resume
 
 
@@ -37,7 +37,9 @@ class _Piece:
 class _Answer:
     """Turns the engine's outputs of one request into pieces of text."""
 
-    def __init__(self, engine: core.SimulatedCore, asked: bodies.Generation, key: str) -> None:
+    def __init__(
+        self, engine: core.SimulatedCore, asked: bodies.Generation, key: str, adapter: str = ""
+    ) -> None:
         self._engine = engine
         self._key = key
         self._tap = engine.taps.find(key)
@@ -54,7 +56,7 @@ class _Answer:
                     key=f"{key}#{index}",
                     prompt=prompt,
                     max_tokens=most,
-                    salt=_salt(asked.seed, index % asked.n),
+                    salt=_salt(asked.seed, index % asked.n, adapter),
                     ignore_eos=asked.ignore_eos,
                     min_tokens=asked.min_tokens,
                     given=len(begun.token_ids) if begun else 0,
@@ -128,8 +130,9 @@ class _Answer:
         return _Piece(choice, text, released, choice.reason)
 
 
-def _salt(seed: int | None, choice: int) -> bytes:
-    parts = [b"seed %d" % seed] if seed is not None else []
+def _salt(seed: int | None, choice: int, adapter: str) -> bytes:
+    parts = [b"adapter " + adapter.encode()] if adapter else []
+    parts += [b"seed %d" % seed] if seed is not None else []
     return b" ".join([*parts, *([b"choice %d" % choice] if choice else [])])
 
 
@@ -139,12 +142,22 @@ class Surface:
     Args:
         engine: the core that computes.
         time: the clock, for ``created``.
+        loras: the adapters that are served too.
     """
 
-    def __init__(self, engine: core.SimulatedCore, time: clock.Clock) -> None:
+    def __init__(
+        self,
+        engine: core.SimulatedCore,
+        time: clock.Clock,
+        loras: adapters.Loras | None = None,
+    ) -> None:
         self._engine = engine
         self._clock = time
-        self._models = (engine.options.model, *engine.options.adapters)
+        self._loras = loras or adapters.Loras(engine.options, time)
+
+    @property
+    def _models(self) -> tuple[str, ...]:
+        return (self._engine.options.model, *self._loras.names())
 
     def app(self) -> applications.Starlette:
         """Return the ASGI app."""
@@ -153,6 +166,8 @@ class Surface:
                 routing.Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 routing.Route("/v1/completions", self._completions, methods=["POST"]),
                 routing.Route("/v1/embeddings", self._embeddings, methods=["POST"]),
+                routing.Route("/v1/rerank", self._rerank, methods=["POST"]),
+                routing.Route("/v1/classify", self._classify, methods=["POST"]),
                 routing.Route("/v1/models", self._list_models, methods=["GET"]),
             ]
         )
@@ -186,7 +201,7 @@ class Surface:
         key = request.headers.get("x-request-id") or ids.uuid7()
         prefix = "chatcmpl" if chat else "cmpl"
         shape = shapes.Shape(asked, f"{prefix}-{key}", self._clock.wall_us() // 1_000_000)
-        answer = _Answer(self._engine, asked, key)
+        answer = _Answer(self._engine, asked, key, self._loras.named(asked.model))
         if asked.stream:
             stream = self._stream(asked, shape, answer)
             return responses.StreamingResponse(stream, media_type="text/event-stream")
@@ -254,9 +269,23 @@ class Surface:
         return shape.whole(choices, answer.used)
 
     async def _embeddings(self, request: requests.Request) -> responses.Response:
+        return await self._pooled(request, bodies.embedding_inputs, shapes.embeddings)
+
+    async def _classify(self, request: requests.Request) -> responses.Response:
+        return await self._pooled(request, bodies.embedding_inputs, shapes.classes)
+
+    async def _rerank(self, request: requests.Request) -> responses.Response:
+        return await self._pooled(request, bodies.ranked_inputs, shapes.ranked)
+
+    async def _pooled(
+        self,
+        request: requests.Request,
+        read: Callable[[Any, Sequence[str], int], list[tuple[int, ...]]],
+        answer: Callable[[Sequence[Sequence[int]], str, Mapping[str, Any]], dict[str, Any]],
+    ) -> responses.Response:
         try:
             body = _parse(await request.body())
-            inputs = bodies.embedding_inputs(body, self._models, self._engine.options.max_context)
+            inputs = read(body, self._models, self._engine.options.max_context)
         except bodies.BodyError as error:
             return _refuse(error)
         key = request.headers.get("x-request-id") or ids.uuid7()
@@ -269,9 +298,8 @@ class Surface:
                 pass
         except core.EngineDead as error:
             return _dead(error)
-        encoded = body.get("encoding_format") == "base64"
         model = str(body.get("model") or self._models[0])
-        return responses.JSONResponse(shapes.embeddings(inputs, model, encoded=encoded))
+        return responses.JSONResponse(answer(inputs, model, body))
 
 
 def _parse(raw: bytes) -> Any:

@@ -95,6 +95,22 @@ def embedding_inputs(body: Any, models: Sequence[str], max_context: int) -> list
     return inputs
 
 
+def ranked_inputs(body: Any, models: Sequence[str], max_context: int) -> list[tuple[int, ...]]:
+    """Check a body of ``/v1/rerank`` and return its documents as ids, the query behind each.
+
+    Raises:
+        BodyError: the first fault found.
+    """
+    if not isinstance(body, dict):
+        raise BodyError("the body must be a JSON object")
+    _model(body, models)
+    (query,) = _prompts([body.get("query")], "query")
+    inputs = [tuple(query) + tuple(text) for text in _prompts(body.get("documents"), "documents")]
+    for each in inputs:
+        _room(None, len(each) - 1, max_context, chat=True)
+    return inputs
+
+
 def _model(body: Mapping[str, Any], models: Sequence[str]) -> str:
     model = body.get("model")
     if model is None:

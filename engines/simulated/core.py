@@ -36,6 +36,8 @@ class Options:
         times: the step-time model.
         time_scale: seconds of the clock for one simulated second; 0 runs as fast as it can.
         adapters: names of adapters that are served too.
+        adapter_slots, adapter_host: how many more it takes while it serves; see `fleet.ReplicaSpec`.
+        adapter_load_ms: that loading one takes.
     """
 
     model: str
@@ -47,6 +49,9 @@ class Options:
     times: batching.StepTime = dataclasses.field(default_factory=batching.StepTime)
     time_scale: float = 1.0
     adapters: tuple[str, ...] = ()
+    adapter_slots: int = 0
+    adapter_host: int = 0
+    adapter_load_ms: float = 50.0
 
     @classmethod
     def from_spec(cls, spec: fleet.ReplicaSpec) -> "Options":
@@ -60,6 +65,7 @@ class Options:
             "block-size": "block_size",
             "max-num-batched-tokens": "budget",
             "time-scale": "time_scale",
+            "adapter-load-ms": "adapter_load_ms",
         }
         steps = {
             "step-base-ms": "base",
@@ -83,6 +89,8 @@ class Options:
             max_context=spec.max_context,
             times=batching.StepTime(**_numbers(spec.engine_args, steps)),
             adapters=tuple(spec.adapters),
+            adapter_slots=spec.adapter_slots,
+            adapter_host=spec.adapter_host,
             **fields,
         )
 

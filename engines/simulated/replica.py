@@ -6,7 +6,7 @@ from collections.abc import Callable
 from starlette import types
 
 from engines.replica import engine, steptime
-from engines.simulated import app, core
+from engines.simulated import adapters, app, core
 from scheduler.contracts import clock
 
 
@@ -15,7 +15,8 @@ class Simulated:
 
     def __init__(self, options: core.Options, time: clock.Clock) -> None:
         self.core = core.SimulatedCore(options, time)
-        self._app = app.Surface(self.core, time).app()
+        self._adapters = adapters.Loras(options, time)
+        self._app = app.Surface(self.core, time, self._adapters).app()
 
     def running(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Return the context in which it computes."""
@@ -25,6 +26,16 @@ class Simulated:
     def app(self) -> types.ASGIApp:
         """The OpenAI-compatible ASGI app."""
         return self._app
+
+    @property
+    def adapters(self) -> adapters.Loras:
+        """Its adapters."""
+        return self._adapters
+
+    @property
+    def sleeper(self) -> None:
+        """None: it holds no GPU."""
+        return None
 
     def tap(self, request_id: str) -> engine.Tap:
         """Open a request's tap."""

@@ -143,14 +143,46 @@ def vector(token_ids: Sequence[int]) -> list[float]:
     return list(struct.unpack(f"<{DIMENSIONS}f", floats))
 
 
-def embeddings(inputs: Sequence[Sequence[int]], model: str, *, encoded: bool) -> dict[str, Any]:
-    """Return the answer of ``/v1/embeddings``; ``encoded`` gives base64 of little-endian float32."""
+def embeddings(
+    inputs: Sequence[Sequence[int]], model: str, body: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the answer of ``/v1/embeddings``; base64 is of little-endian float32."""
     rows: list[dict[str, Any]] = []
     for index, ids in enumerate(inputs):
         values: Any = vector(ids)
-        if encoded:
+        if body.get("encoding_format") == "base64":
             values = base64.b64encode(struct.pack(f"<{DIMENSIONS}f", *values)).decode()
         rows.append({"object": "embedding", "index": index, "embedding": values})
+    return {"object": "list", "data": rows, "model": model, "usage": _read(inputs)}
+
+
+def classes(inputs: Sequence[Sequence[int]], model: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer of ``/v1/classify``: two classes that depend on the ids alone."""
+    del body
+    rows = []
+    for index, ids in enumerate(inputs):
+        first = (vector(ids)[0] + 1) / 2
+        label = "LABEL_0" if first >= 1 - first else "LABEL_1"
+        probs = [first, 1 - first]
+        rows.append({"index": index, "label": label, "probs": probs, "num_classes": 2})
+    return {"object": "list", "data": rows, "model": model, "usage": _read(inputs)}
+
+
+def ranked(inputs: Sequence[Sequence[int]], model: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer of ``/v1/rerank``, the best document first."""
+    results: list[dict[str, Any]] = [
+        {
+            "index": index,
+            "document": {"text": body["documents"][index]},
+            "relevance_score": (vector(ids)[0] + 1) / 2,
+        }
+        for index, ids in enumerate(inputs)
+    ]
+    results.sort(key=lambda each: -each["relevance_score"])
+    most = body.get("top_n") or len(results)
+    return {"id": "rerank", "model": model, "results": results[:most], "usage": _read(inputs)}
+
+
+def _read(inputs: Sequence[Sequence[int]]) -> dict[str, int]:
     count = sum(map(len, inputs))
-    used = {"prompt_tokens": count, "total_tokens": count}
-    return {"object": "list", "data": rows, "model": model, "usage": used}
+    return {"prompt_tokens": count, "total_tokens": count}

@@ -94,6 +94,15 @@ async def wait_pid(process: "subprocess.Popen[bytes]") -> int:
     return process.wait()
 
 
+async def end(child: Child, ended: "asyncio.Task[Exit]", patience_s: float) -> bool:
+    """End a process, by force after a while; false: it does not die."""
+    for number, seconds in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
+        if not ended.done():
+            child.signal(number)
+            await asyncio.wait({ended}, timeout=seconds)
+    return ended.done()
+
+
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a child: ours, ``extra``, our pid, and where the packages lie."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])]

@@ -1,13 +1,16 @@
 """The supervisor's way to a replica's control paths, over one connection that stays open."""
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
 
 CALL_S = 5.0
 STATE_S = 4.0
+_log = logging.getLogger(__name__)
 
 
 class ControlError(Exception):
@@ -36,13 +39,26 @@ class Control:
         """Change the role; returns once batch has left, if it must."""
         await self._call("POST", "/forebay/role", {"role": role}, CALL_S)
 
-    async def drain(self) -> None:
-        """Take nothing new from now on."""
-        await self._call("POST", "/forebay/drain", {}, CALL_S)
+    async def adapters(self, wanted: Sequence[tuple[str, str]]) -> Mapping[str, Any]:
+        """Say which adapters it shall hold, name and folder; returns what it holds, after a while at most."""
+        return await self._call("POST", "/forebay/adapters", {"wanted": list(wanted)}, CALL_S)
+
+    async def drain(self) -> Mapping[str, Any]:
+        """Take nothing new from now on; returns its state then."""
+        return await self._call("POST", "/forebay/drain", {}, CALL_S)
 
     async def evict(self) -> None:
         """End what still runs, in a way that lets gateways go on with it elsewhere."""
         await self._call("POST", "/forebay/evict", {}, CALL_S)
+
+    async def sleep(self, limit_s: float) -> Mapping[str, Any]:
+        """Have a drained replica's engine sleep; returns ``failed``, and ``level`` and ``freed_bytes``."""
+        return await self._call("POST", "/forebay/sleep", {}, limit_s)
+
+    async def wake(self, role: str, incarnation: int, limit_s: float) -> Mapping[str, Any]:
+        """Have it serve again; returns ``failed``, which is "" once it does."""
+        body = {"role": role, "incarnation": incarnation}
+        return await self._call("POST", "/forebay/wake", body, limit_s)
 
     async def _call(
         self, method: str, path: str, body: Mapping[str, Any] | None, limit_s: float
@@ -67,3 +83,12 @@ def client() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         trust_env=False, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     )
+
+
+@contextlib.contextmanager
+def lenient(replica_id: str, what: str) -> Iterator[None]:
+    """Go on where a replica does not answer: whoever reads its state will judge it."""
+    try:
+        yield
+    except ControlError as error:
+        _log.warning("replica %s: %s: %s", replica_id, what, error)

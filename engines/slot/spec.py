@@ -29,6 +29,7 @@ class SlotSpec:
         replica_argv: the command that runs a simulated or HTTP replica; ``--spec FILE`` is added.
         sink_factory: import path of the replicas' `SinkFactory`.
         options: the [engines] settings.
+        parts: of a GPU that `gpus` counts; more than 1: the slot has one GPU, and shares it with others.
     """
 
     slot_id: str
@@ -46,6 +47,7 @@ class SlotSpec:
     replica_argv: tuple[str, ...]
     sink_factory: str
     options: settings.EnginesSettings
+    parts: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """Return the spec as JSON values."""

@@ -5,12 +5,41 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from engines import container
+from engines import container, settings
 from engines.slot import children, spec
 from engines.weights import store
 from scheduler.contracts import fleet
 
 DRIVER = Path("/dev/nvidiactl")  # there where NVIDIA's driver is
+
+
+def engine_line(
+    options: settings.EnginesSettings, run_dir: str, log_dir: str, *, gpus: bool
+) -> list[str]:
+    """Return the command of a vLLM replica, but for its ``--spec FILE``; in the site's image if there is one.
+
+    Args:
+        options: the [engines] settings.
+        run_dir: the slot's; it is seen inside, as `log_dir` is.
+        log_dir: the slot's.
+        gpus: whether the node's GPUs and driver are to be inside.
+
+    Raises:
+        container.ContainerError: the image or what it shall see can't be used.
+    """
+    argv = [options.vllm_python, "-P", "-m", "engines.replica"]
+    if not options.container:
+        return argv
+    own = [f"{children.ROOT}:ro", run_dir, log_dir, tempfile.gettempdir()]
+    weights = options.weights_dir or str(store.default_root())
+    return container.wrap(
+        argv,
+        image=options.container,
+        runtime=options.container_runtime,
+        options=options.container_options,
+        binds=[*own, weights, *options.container_binds],
+        gpus=gpus,
+    )
 
 
 class Starter(Protocol):
@@ -54,36 +83,20 @@ class Starters:
         """
         if order.record.spec.engine is not fleet.EngineKind.VLLM:
             return children.PlainChild.start(self._spec.replica_argv, order)
-        python = self._spec.options.vllm_python
+        slot, options = self._spec, self._spec.options
+        python = options.vllm_python
         if not python:
             raise children.StartError("no vLLM on this node: set engines.vllm_python")
         if not self.forks:
             try:
-                return children.PlainChild.start(
-                    self._inside([python, "-P", "-m", "engines.replica"]), order
-                )
+                line = engine_line(options, slot.run_dir, slot.log_dir, gpus=DRIVER.exists())
             except container.ContainerError as error:
                 raise children.StartError(str(error)) from error
+            return children.PlainChild.start(line, order)
         if self._forks is None:
             log = Path(self._spec.log_dir) / f"{self._spec.slot_id}.forkserver.log"
             self._forks = children.ForkServer(python, log, self._changed)
         return self._forks.order(order)
-
-    def _inside(self, argv: list[str]) -> list[str]:
-        """Return a command as it starts in the site's image, if there is one."""
-        options = self._spec.options
-        if not options.container:
-            return argv
-        own = [f"{children.ROOT}:ro", self._spec.run_dir, self._spec.log_dir, tempfile.gettempdir()]
-        weights = options.weights_dir or str(store.default_root())
-        return container.wrap(
-            argv,
-            image=options.container,
-            runtime=options.container_runtime,
-            options=options.container_options,
-            binds=[*own, weights, *options.container_binds],
-            gpus=DRIVER.exists(),
-        )
 
     async def close(self) -> None:
         """End the fork server."""

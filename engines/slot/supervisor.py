@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import aiohttp
 
 from engines import gpus, link, places, private, processes
-from engines.slot import control, keeper, means, occupancy, spec, starters, wanted
+from engines.slot import control, follower, keeper, means, occupancy, spec, starters, wanted
 from engines.weights import stager
 from scheduler.contracts import clock, fleet, wire
 from scheduler.contracts.v1 import control_pb2 as pb
@@ -43,7 +43,7 @@ class Supervisor:
         self._epoch = -1
         self._desired: pb.SlotDesired | None = None
         self._gpus: tuple[str, ...] = ()
-        self._keepers: dict[str, keeper.Keeper] = {}
+        self._keepers: dict[str, keeper.Keeper | follower.Follower] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._leave = asyncio.Event()
         self._leave_now = False
@@ -96,7 +96,11 @@ class Supervisor:
             if known is not None:
                 known.want(wish)
             elif self._means is not None and self._state == "ready" and not desired.close:
-                self._begin(item, wish, self._means)
+                try:
+                    self._begin(item, wish, self._means)
+                except ValueError as error:
+                    # What only a newer broker knows; it hears that the replica is not there.
+                    _log.warning("replica %s can't be started: %s", item.replica_id, error)
         for replica_id, known in list(self._keepers.items()):
             if replica_id in named:
                 continue
@@ -108,10 +112,22 @@ class Supervisor:
     @staticmethod
     def _wish(item: pb.ReplicaDesired, *, closing: bool) -> wanted.Wish:
         run = item.run and not closing
-        return wanted.Wish(fleet.Role(item.role), run, item.drain_s, run and item.asleep)
+        told = tuple((one.name, one.path) for one in item.adapters)
+        return wanted.Wish(
+            wire.role_from_pb(item.role),
+            run,
+            item.drain_s,
+            run and item.asleep,
+            told if item.adapters_told else None,
+            max(1, item.nodes),
+            item.rank,
+            item.meet,
+            item.fault,
+        )
 
     def _begin(self, item: pb.ReplicaDesired, wish: wanted.Wish, given: means.Means) -> None:
-        one = keeper.Keeper(item.replica_id, wire.spec_from_pb(item.spec), wish, given)
+        kind = follower.Follower if wish.rank else keeper.Keeper
+        one = kind(item.replica_id, wire.spec_from_pb(item.spec), wish, given)
         self._keepers[item.replica_id] = one
         self._tasks[item.replica_id] = asyncio.create_task(one.run())
 
@@ -168,7 +184,8 @@ class Supervisor:
 
     def _open(self, begin: starters.Starter, session: aiohttp.ClientSession) -> None:
         try:
-            self._gpus = gpus.of_step(os.environ, self._spec.gpus)
+            whole = -(-self._spec.gpus // self._spec.parts)
+            self._gpus = gpus.of_step(os.environ, whole)
         except gpus.GpuError as error:
             # Told once and left: the broker sees a lost slot and why, and nothing is tried again here.
             self._state, self._reason = "lost", str(error)

@@ -1,6 +1,6 @@
 """vLLM as an engine: its own OpenAI app around its own engine, with Forebay's tap inside.
 
-`adapter` is the one module that touches vLLM's names; `arguments`, `calls` and `ledger` are pure;
+`adapter`, `configure` and `headless` touch vLLM's names; `arguments`, `calls` and `ledger` are pure;
 `forkserver` is the process that imports vLLM once and forks replicas. Importing this package imports
 no vLLM.
 """
@@ -25,3 +25,16 @@ def open_engine(
     from engines.vllm import adapter
 
     return adapter.open_engine(record, time, reporter)
+
+
+def follow(record: "launch.Launch", reporter: "launch.Reporter") -> None:
+    """Run the workers of a rank past the first of a replica over several nodes, until it is ended."""
+    from engines.vllm import process
+
+    process.prepare()
+    process.bind_workers()
+    from engines.vllm import headless
+
+    # Rank 0 drains, and the slot ends this process after it.
+    with process.deaf_to_sigterm():
+        headless.follow(record, reporter)

@@ -1,48 +1,41 @@
-"""Where vLLM's names are touched (and in `resumed`, `steps`): its own OpenAI app around a thin `AsyncLLM`.
+"""Where vLLM's names are touched (as in `configure`, `resumed`, `steps`): its app around a thin `AsyncLLM`.
 
 Chat templates, tools, logprobs and every byte of an answer are vLLM's. Added here: which tokens the
 bytes stand for, abort by our request id, priority by tier, and the step's figures. Written against
 vLLM 0.31 and 0.32 and importable only in an engine's environment; it must not know of seats or frames.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import functools
 import importlib
-import importlib.metadata
 import json
-import os
 import time as timing
+import types as type_of
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import tokenizers
-import torch._dynamo
 import vllm.exceptions
 from starlette import responses, types
 from tokenizers import decoders
 from vllm import platforms, sampling_params
-from vllm.engine import arg_utils
 from vllm.entrypoints.launchers import app as launchers_app
-from vllm.entrypoints.launchers import cli_args
 from vllm.entrypoints.launchers.api_server import app_state
-from vllm.model_executor.models import registry
 from vllm.usage import usage_lib
-from vllm.utils import argparse_utils
 from vllm.v1.engine import async_llm
 
 from engines.replica import engine, launch, steptime
-from engines.vllm import arguments, calls, ledger, resumed, steps
-from scheduler.contracts import clock, fleet
+from engines.vllm import calls, configure, ledger, loras, process, resumed, sleeping, steps
+from scheduler.contracts import clock
 
 _BAD_REQUEST = (vllm.exceptions.VLLMClientError, vllm.exceptions.GracefulHTTPError)
 
-_CPU_KV_BYTES = 256 * 1024 * 1024
 # What a replica on CPUs imports late; loaded before the fork instead, it costs each replica nothing.
 _LATE_MODULES = (
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",
+    "vllm.v1.executor.multiproc_executor",
     "vllm.lora.worker_manager",
     "vllm.v1.structured_output.backend_xgrammar",
     "vllm.model_executor.models.llama",
@@ -65,35 +58,6 @@ def preload() -> None:
         for name in _LATE_MODULES:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
-
-
-def version() -> str:
-    """Return vLLM's version."""
-    return importlib.metadata.version("vllm")
-
-
-class _Parser(argparse_utils.FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is untyped here
-    def error(self, message: str) -> NoReturn:
-        raise arguments.ArgumentError(message)
-
-
-def parse(spec: fleet.ReplicaSpec) -> argparse.Namespace:
-    """Return the arguments of ``spec`` as vLLM's own parser understands them.
-
-    Raises:
-        arguments.ArgumentError: Forebay refuses one, or vLLM does not know it or its value.
-    """
-    line = arguments.command_line(spec)
-    parser = cli_args.make_arg_parser(_Parser(prog="vllm", add_help=False, allow_abbrev=False))
-    try:
-        args: argparse.Namespace = parser.parse_args(line)
-        cli_args.validate_parsed_serve_args(args)
-    except (ValueError, TypeError, argparse.ArgumentError) as error:
-        words = " ".join(str(error).split())
-        raise arguments.ArgumentError(
-            f"model {spec.model}: engine_args: vLLM {version()} says: {words}"
-        ) from error
-    return args
 
 
 class TappedLLM(async_llm.AsyncLLM):  # type: ignore[misc]  # vLLM is untyped here
@@ -162,6 +126,8 @@ class TappedLLM(async_llm.AsyncLLM):  # type: ignore[misc]  # vLLM is untyped he
     ) -> AsyncIterator[Any]:
         """Embed or classify as vLLM does, with the tap counting."""
         call = self.calls.begin(request_id, None, 1, lambda: None)
+        if call is not None:
+            options["priority"] = call.priority
         inner = super().encode(prompt, pooling_params, request_id, **options)
         async with contextlib.aclosing(inner) as outputs:
             async for output in outputs:
@@ -208,8 +174,16 @@ class VllmEngine:
     """`engines.replica.engine.Engine` for vLLM."""
 
     def __init__(
-        self, llm: TappedLLM, inner: types.ASGIApp, taps: engine.Taps, log: steps.StepLog
+        self,
+        llm: TappedLLM,
+        inner: types.ASGIApp,
+        taps: engine.Taps,
+        log: steps.StepLog,
+        adapters: loras.Loras | None = None,
+        sleeper: sleeping.Sleeper | None = None,
     ) -> None:
+        self._adapters = adapters
+        self._sleeper = sleeper
         self._llm = llm
         self._taps = taps
         self._log = log
@@ -219,6 +193,16 @@ class VllmEngine:
     def app(self) -> types.ASGIApp:
         """The OpenAI app that vLLM itself builds."""
         return self._app
+
+    @property
+    def adapters(self) -> loras.Loras | None:
+        """Its adapters; None: it was started without LoRA."""
+        return self._adapters
+
+    @property
+    def sleeper(self) -> sleeping.Sleeper | None:
+        """How it sleeps; None: it can't here, or is not to."""
+        return self._sleeper
 
     def tap(self, request_id: str) -> engine.Tap:
         """Open the tap of a request that is about to enter."""
@@ -262,30 +246,6 @@ class VllmEngine:
         )
 
 
-class _Adapters(dict[str, Any]):
-    """Loaded adapters by ``model:adapter``; found by their own names too, and listed once."""
-
-    def __init__(self, loaded: Mapping[str, Any], names: Mapping[str, str]) -> None:
-        super().__init__(loaded)
-        self._names = names
-
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(self._names.get(str(name), name))
-
-    def __getitem__(self, name: str) -> Any:
-        return super().__getitem__(self._names.get(name, name))
-
-
-def _name_adapters(models: Any, spec: fleet.ReplicaSpec) -> None:
-    """Serve each adapter under its own name too, unless a base model has it."""
-    names = {
-        name: arguments.adapter_name(spec.model, name)
-        for name in spec.adapters
-        if not models.is_base_model(name)
-    }
-    models.lora_requests = _Adapters(models.lora_requests, names)
-
-
 class _AnyNumbers(responses.JSONResponse):
     """JSON that may hold NaN: the replica's stack puts null there, vLLM's own class fails every input."""
 
@@ -300,41 +260,6 @@ def _let_nan_pass(state: Any) -> None:
             serving.json_response_cls = _AnyNumbers
 
 
-def _bound_cache(args: argparse.Namespace, spec: fleet.ReplicaSpec) -> None:
-    """Give a replica on CPUs a modest KV cache if the spec says nothing.
-
-    vLLM would take nine tenths of the machine's memory, and the next replica would not start.
-    """
-    said = any("gpu-memory-utilization" in name.replace("_", "-") for name in spec.engine_args)
-    if platforms.current_platform.is_cpu() and args.kv_cache_memory_bytes is None and not said:
-        args.kv_cache_memory_bytes = _CPU_KV_BYTES
-
-
-def _inspect_here() -> None:
-    """Let vLLM look at a model's class in this process.
-
-    It starts a second Python for that (14 s, once a machine), lest CUDA be initialised here.
-    """
-    if platforms.current_platform.is_cpu() and hasattr(registry, "_run_in_subprocess"):
-        registry._run_in_subprocess = lambda inspect: inspect()
-
-
-def _prepare_process(config: Any) -> None:
-    """Choose how the engine core's process is made, once vLLM has chosen for itself.
-
-    vLLM forces "spawn" on CPUs, which imports everything again (12 s) in the core's process. Forking is
-    sound here: this process has run no kernel and started no thread of its own yet.
-    """
-    if platforms.current_platform.is_cpu():
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-        if config.parallel_config.world_size == 1:
-            # The worker lives in the engine core's process: one process fewer to pay for.
-            config.parallel_config.distributed_executor_backend = "uni"
-        if config.model_config.enforce_eager:
-            # Else the first answer with logprobs waits 20 s for a small function to be compiled.
-            torch._dynamo.config.disable = True
-
-
 @contextlib.asynccontextmanager
 async def open_engine(
     record: launch.Launch, time: clock.Clock, reporter: launch.Reporter
@@ -346,21 +271,16 @@ async def open_engine(
         Exception: whatever vLLM raises when the model can't be loaded.
     """
     began = timing.monotonic()
-    args = parse(record.spec)
-    _inspect_here()
-    _bound_cache(args, record.spec)
-    context = usage_lib.UsageContext.OPENAI_API_SERVER
-    try:
-        config = arg_utils.AsyncEngineArgs.from_cli_args(args).create_engine_config(context)
-    except (ValueError, TypeError, OSError) as error:
-        raise arguments.ArgumentError(_first_words(record.spec.model, error)) from error
-    _prepare_process(config)
+    args, config = configure.configured(record)
     reporter.phase("configure", round(timing.monotonic() - began, 3))
     began = timing.monotonic()
     log = steps.StepLog(config)
-    llm = TappedLLM.from_vllm_config(
-        config, usage_context=context, stat_loggers=[lambda vllm_config, index=0: log]
-    )
+    with process.deaf_to_sigterm():
+        llm = TappedLLM.from_vllm_config(
+            config,
+            usage_context=usage_lib.UsageContext.OPENAI_API_SERVER,
+            stat_loggers=[lambda vllm_config, index=0: log],
+        )
     taps = engine.Taps(time.wall_us)
     llm.calls = calls.Calls(taps)
     llm.parsed = bool(args.reasoning_parser or args.tool_call_parser)
@@ -370,14 +290,14 @@ async def open_engine(
         tasks: Iterable[str] = await llm.get_supported_tasks()
         app = launchers_app.build_app(args, tasks, llm.model_config)
         await app_state.init_app_state(llm, app.state, args, tasks)
-        _name_adapters(app.state.openai_serving_models, record.spec)
+        # vLLM's handlers tell its server to end once the engine is dead; ours tells the slot, which ends it.
+        app.state.server = type_of.SimpleNamespace(should_exit=False)
+        models = app.state.openai_serving_models
+        adapters = loras.Loras(llm, models, record.spec) if config.lora_config else None
         _let_nan_pass(app.state)
         reporter.phase("load", round(timing.monotonic() - began, 3))
-        yield VllmEngine(llm, app, taps, log)
+        # Ranks of other nodes keep their GPUs while this process lives: such a replica parks by its end.
+        sleeper = None if record.rank else sleeping.sleeper(llm, config, record.spec)
+        yield VllmEngine(llm, app, taps, log, adapters, sleeper)
     finally:
         llm.shutdown(timeout=0)
-
-
-def _first_words(model: str, error: Exception) -> str:
-    words = " ".join(str(error).split())
-    return f"model {model}: vLLM {version()} refuses its arguments: {words[:400]}"

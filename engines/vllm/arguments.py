@@ -1,13 +1,14 @@
 """A replica's spec as vLLM's command line, and which options Forebay keeps for itself.
 
-Pure: vLLM's own parser judges the rest (`adapter.parse`). An option is refused if it opens a port or
+Pure: vLLM's own parser judges the rest (`configure.parse`). An option is refused if it opens a port or
 lets a request or a file name run code, if it says again what the spec says, or if it takes away what
 Forebay measures by.
 """
 
+import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from engines.vllm import tuned
@@ -23,7 +24,8 @@ _FROM_SPEC = {
     "max-model-len": "max_context",
     "enable-lora": "adapters",
     "lora-modules": "adapters",
-    "max-loras": "adapters",
+    "max-loras": "adapter_slots",
+    "max-cpu-loras": "adapter_host",
 }
 _OPENS_A_PORT = frozenset(
     {
@@ -42,6 +44,18 @@ _RUNS_CODE = frozenset(
         "tool-parser-plugin", "reasoning-parser-plugin", "scheduler-cls", "worker-cls",
         "worker-extension-cls", "logits-processors", "io-processor-plugin", "model-class-overrides",
         "allowed-local-media-path", "hf-token", "config", "additional-config",
+        "logging-config", "log-config-file", "ec-manager-config", "default-mm-loras",
+        "enable-prompt-embeds", "enable-mm-embeds",
+    }
+)  # fmt: skip
+# What an option's JSON may not say either: the same by the name of a field, and classes by their path.
+_RUNS_CODE_INSIDE = frozenset(name for name in _RUNS_CODE if "-" in name)
+_BY_PATH = frozenset({"backend"})
+# Pickles run code when they are loaded, and the others load what no look at the weights has seen.
+_FORMATS = frozenset(
+    {
+        "auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "mistral", "sharded_state",
+        "runai_streamer", "runai_streamer_sharded", "bitsandbytes", "dummy",
     }
 )  # fmt: skip
 _NEEDED = frozenset(
@@ -78,6 +92,7 @@ def command_line(spec: fleet.ReplicaSpec) -> list[str]:
     for raw, value in spec.engine_args.items():
         name = raw.removeprefix("--").replace("_", "-")
         _check(spec.model, raw, name)
+        _check_value(spec.model, raw, name, value)
         said[name] = value
     try:
         typed = tuned.options(spec, said)
@@ -107,6 +122,37 @@ def _check(model: str, raw: str, name: str) -> None:
         )
     if base in _NEEDED:
         raise ArgumentError(f"model {model}: engine_args {raw} is set by Forebay, remove it")
+
+
+def _check_value(model: str, raw: str, name: str, value: Any) -> None:
+    if name == "load-format" and str(value).lower() not in _FORMATS:
+        raise ArgumentError(
+            f"model {model}: engine_args {raw} {value} is refused: weights are loaded as safetensors; "
+            "convert them and leave it out"
+        )
+    for field, item in _inside(name, value):
+        # A dot parts the field of a path from the option itself, and names a class where a word would do.
+        if field in _RUNS_CODE_INSIDE or (field in _BY_PATH and "." in str(item)):
+            raise ArgumentError(
+                f"model {model}: engine_args {raw}: {field} is refused: it could run code or read files "
+                "for a request"
+            )
+
+
+def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of an option's JSON and their values, at any depth and however it is written."""
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    for part in name.split(".")[1:]:
+        yield part.rstrip("+").replace("_", "-"), value
+    items: Iterator[tuple[str, Any]] = iter(())
+    if isinstance(value, Mapping):
+        items = ((f".{field}", item) for field, item in value.items())
+    elif isinstance(value, list | tuple):
+        items = (("", item) for item in value)
+    for field, item in items:
+        yield from _inside(field, item)
 
 
 def _option(model: str, name: str, value: Any) -> Iterator[str]:
@@ -139,12 +185,16 @@ def adapter_name(model: str, adapter: str) -> str:
 
 
 def _adapters(spec: fleet.ReplicaSpec) -> Iterator[str]:
-    if not spec.adapters:
+    if not spec.adapters and not spec.adapter_slots:
         return
     yield "--enable-lora"
-    # One more than there are: with all slots filled, requests for the base model that share a batch
-    # with adapters silently get the last slot's weights (seen with vLLM 0.32.0).
-    yield f"--max-loras={len(spec.adapters) + 1}"
+    # One more than there are: on CPUs, with all slots filled, requests for the base model that share a
+    # batch with adapters silently get the last slot's weights (seen with vLLM 0.32.0); see `loras.room`.
+    slots = len(spec.adapters) + spec.adapter_slots + 1
+    yield f"--max-loras={slots}"
+    yield f"--max-cpu-loras={max(slots, spec.adapter_host + len(spec.adapters) + 1)}"
+    if not spec.adapters:
+        return
     yield "--lora-modules"
     for name, path in spec.adapters.items():
         yield json.dumps({"name": adapter_name(spec.model, name), "path": path})

@@ -20,6 +20,7 @@ _ROLE_CHUNK = b'"role":"'  # in a text this would be escaped
 _INDEX = re.compile(rb'"choices":\[\{"index":(\d+)')
 _RESPONSES = requests.Endpoint.RESPONSES.value
 _RESPONSE = "resp_"
+_CLASSIFY = requests.Endpoint.CLASSIFY.value
 NewSpeller = Callable[[], ledger.Speller | None]
 """Makes the speller of one more choice of a request."""
 
@@ -109,8 +110,8 @@ class Calls:
     def owner(self, engine_id: str) -> tuple[str, int] | None:
         """Return our request id and the prompt's number for an engine's request id; None if not ours.
 
-        The engine's are ``chatcmpl-<ours>``, ``cmpl-<ours>-<n>`` or ``embd-<ours>-<n>``, and
-        ``resp_<ours>_<n>`` where n counts the turns of one answer.
+        The engine's are ``chatcmpl-<ours>``, ``cmpl-<ours>-<n>`` or ``embd-<ours>-<n>`` (``score-``,
+        ``classify-``), and ``resp_<ours>_<n>`` where n counts the turns of one answer.
         """
         if engine_id.startswith(_RESPONSE):
             ours = engine_id[len(_RESPONSE) :].rpartition("_")[0]
@@ -177,14 +178,16 @@ class Releasing:
             return
         headers = dict(scope["headers"])
         request_id = headers.get(b"x-request-id", b"").decode("latin-1")
+        if scope["path"] == _CLASSIFY:  # of vLLM's own paths the only one without a version
+            path = _CLASSIFY.removeprefix("/v1")
+            scope = {**scope, "path": path, "raw_path": path.encode()}
         responses = scope["path"] == _RESPONSES
         if responses:
             receive = _named(receive, _RESPONSE + request_id)
 
         async def releasing(message: types.Message) -> None:
             body = message.get("body", b"")
-            # A chat stream begins with a chunk that names the role: no token's text is in it.
-            if message["type"] == "http.response.body" and _ROLE_CHUNK not in body:
+            if message["type"] == "http.response.body" and not _opens(body):
                 running = self._calls.of(request_id).values()
                 mixed = not responses and (
                     len(running) > 1 or any(call.several for call in running)
@@ -195,6 +198,20 @@ class Releasing:
             await send(message)
 
         await self._inner(scope, receive, releasing)
+
+
+def _opens(body: bytes) -> bool:
+    """Whether bytes are the chunk that begins a chat stream: it names the role, and has no token's text.
+
+    Text that came in it, or behind it in the same bytes, would reach the client without its ids.
+    """
+    if _ROLE_CHUNK not in body or body.count(b"data:") != 1:
+        return False
+    try:
+        choices = json.loads(body.strip().removeprefix(b"data:"))["choices"]
+        return not any(choice["delta"].get("content") for choice in choices)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def _named(receive: types.Receive, name: str) -> types.Receive:

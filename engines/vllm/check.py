@@ -16,7 +16,9 @@ from scheduler.contracts import fleet
 def fault(text: str, parse: Any) -> str:
     """Return what is wrong with the spec in ``text``, or ""."""
     value = json.loads(text)
-    spec = fleet.ReplicaSpec(**{**value, "engine": fleet.EngineKind(value["engine"])})
+    hardware = fleet.Hardware(**value.get("hardware", {}))
+    typed = {"engine": fleet.EngineKind(value["engine"]), "hardware": hardware}
+    spec = fleet.ReplicaSpec(**{**value, **typed})
     try:
         parse(spec)
     except arguments.ArgumentError as error:
@@ -27,10 +29,10 @@ def fault(text: str, parse: Any) -> str:
 def main(asked: TextIO, told: TextIO) -> int:
     """Judge each spec."""
     process.prepare()
-    from engines.vllm import adapter
+    from engines.vllm import configure
 
     for line in asked:
-        print(json.dumps({"fault": fault(line, adapter.parse)}), file=told, flush=True)
+        print(json.dumps({"fault": fault(line, configure.parse)}), file=told, flush=True)
     return 0
 
 

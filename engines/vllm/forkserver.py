@@ -225,10 +225,7 @@ def _children() -> set[int]:
 
 def _replica(message: forkproto.Start, status: int) -> int:
     """Be the replica: the body of the forked process; returns its exit code."""
-    import uvloop
-
-    from engines import vllm as vllm_engine
-    from engines.replica import child, launch, server
+    from engines.replica import child, launch
 
     if message.log:
         log = os.open(message.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -241,9 +238,7 @@ def _replica(message: forkproto.Start, status: int) -> int:
     _title(message.id)
     try:
         record = launch.Launch.from_json(message.launch)
-        sink = record.open_sink()
-        leave = child.leaving(record.spec.engine)
-        uvloop.run(server.run(record, vllm_engine.open_engine, sink, reporter, leave=leave))
+        child.live(record, record.open_sink, reporter)
     except Exception as error:
         _log.exception("replica %s", message.id)
         reporter.failed(f"{type(error).__name__}: {error}")
@@ -269,7 +264,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         process.prepare()
-        from engines.vllm import adapter
+        from engines.vllm import adapter, configure
 
         adapter.preload()
     except Exception as error:
@@ -283,7 +278,7 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", force=True
     )
     took = round(time.monotonic() - began, 3)
-    _write(events, forkproto.Ready(os.getpid(), "vllm", adapter.version(), took))
+    _write(events, forkproto.Ready(os.getpid(), "vllm", configure.version(), took))
     ForkServer(commands, events).run()
     return 0
 

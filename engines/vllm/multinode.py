@@ -1,67 +1,63 @@
-"""A replica over several nodes: what each node runs, rendered and checked. Pure; not started by slots yet.
+"""A replica over several nodes: what each rank's vLLM is told, and what does not fit. Pure.
 
-vLLM's own way since 0.11: the same command on every node with the number of nodes, its rank and where rank 0
-listens; nodes past the first serve no requests (`--headless`). Each node is given whole, by a lease of whole
-nodes, and tensor-parallel ranks share a node: across nodes only pipeline stages pass, whose traffic is small.
+vLLM's own way since 0.11: the same options on every node with the number of nodes, its rank and where rank 0
+listens; ranks past the first serve no requests. Each node is given whole, by a lease of whole nodes, and
+tensor-parallel ranks share a node: across nodes only pipeline stages pass, whose traffic is small.
 """
 
-import dataclasses
-from collections.abc import Sequence
-
+from engines.replica import launch
 from engines.vllm import arguments
 from scheduler.contracts import fleet
 
-PORT = 29_501  # beside the rendezvous ports that other frameworks take by default
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rank:
-    """What one node runs: options of `vllm serve`."""
-
-    node: str
-    line: tuple[str, ...]
-
-
-def ranks(spec: fleet.ReplicaSpec, nodes: Sequence[str], port: int = PORT) -> tuple[Rank, ...]:
-    """Return each node's command line.
+def command_line(spec: fleet.ReplicaSpec, rank: launch.Rank) -> list[str]:
+    """Return the options of `vllm serve` for one rank.
 
     Args:
         spec: the replica; `gpus` over all nodes, with its parallel sizes among the engine's arguments.
-        nodes: the lease's, in Slurm's order.
-        port: where rank 0 listens for the others, on the cluster's inner network.
+        rank: which.
 
     Raises:
         arguments.ArgumentError: the sizes do not fit the nodes; one line with the fix.
     """
+    if fault := misfit(spec, rank.nodes):
+        raise arguments.ArgumentError(f"model {spec.model}: {fault}")
+    host, port = rank.place
+    line = [
+        *arguments.command_line(spec),
+        f"--nnodes={rank.nodes}",
+        f"--node-rank={rank.number}",
+        f"--master-addr={host}",
+        f"--master-port={port}",
+    ]
+    return [*line, "--headless"] if rank.number else line
+
+
+def misfit(spec: fleet.ReplicaSpec, nodes: int) -> str:
+    """Return why a replica can't go over so many nodes, as one line with the fix; "" if it can."""
     said = {
         name.removeprefix("--").replace("_", "-"): value for name, value in spec.engine_args.items()
     }
-    tensor, stages = (int(said.get(f"{kind}-parallel-size", 1)) for kind in ("tensor", "pipeline"))
-    count = len(nodes)
-    if count < 2 or len(set(nodes)) < count:
-        raise arguments.ArgumentError(
-            f"model {spec.model}: needs two different nodes or more, got {list(nodes)}"
-        )
-    if spec.gpus % count:
-        raise arguments.ArgumentError(
-            f"model {spec.model}: {spec.gpus} GPUs do not spread evenly over {count} nodes: take "
-            "a multiple"
-        )
+    sizes = [str(said.get(f"{kind}-parallel-size", 1)) for kind in ("tensor", "pipeline")]
+    if not all(size.isdecimal() for size in sizes):
+        return f"tensor and pipeline parallel sizes are numbers, not {' and '.join(sizes)}"
+    tensor, stages = map(int, sizes)
+    each = spec.gpus // nodes
+    if spec.gpus % nodes:
+        return uneven(spec.gpus, nodes)
     if tensor * stages != spec.gpus:
-        raise arguments.ArgumentError(
-            f"model {spec.model}: tensor × pipeline parallel is {tensor * stages}, and there are "
-            f"{spec.gpus} GPUs: make "
+        return (
+            f"tensor × pipeline parallel is {tensor * stages}, and there are {spec.gpus} GPUs: make "
             "them equal"
         )
-    if tensor > spec.gpus // count:
-        raise arguments.ArgumentError(
-            f"model {spec.model}: tensor parallel {tensor} would cross nodes of "
-            f"{spec.gpus // count} GPUs: set it to "
-            f"{spec.gpus // count} and pipeline parallel to {count}"
+    if each % tensor:
+        return (
+            f"tensor parallel {tensor} would cross nodes of {each} GPUs: set it to {each} and pipeline "
+            f"parallel to {nodes}"
         )
-    line = arguments.command_line(spec)
-    shared = [f"--nnodes={count}", f"--master-addr={nodes[0]}", f"--master-port={port}"]
-    return tuple(
-        Rank(node, (*line, *shared, f"--node-rank={rank}", *(["--headless"] if rank else [])))
-        for rank, node in enumerate(nodes)
-    )
+    return ""
+
+
+def uneven(gpus: int, nodes: int) -> str:
+    """Return what is said of GPUs that do not spread evenly."""
+    return f"{gpus} GPUs do not spread evenly over {nodes} nodes: take a multiple"

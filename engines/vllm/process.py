@@ -1,7 +1,10 @@
 """What must hold in a process before it imports vLLM, however it was started."""
 
+import contextlib
 import importlib.metadata
 import os
+import signal
+from collections.abc import Iterator
 
 from engines import processes
 
@@ -54,3 +57,18 @@ def bind_workers() -> None:
         before=lambda: forking.__setitem__(0, os.getpid()),
         after_in_child=lambda: processes.die_with_parent(forking[0]),
     )
+
+
+@contextlib.contextmanager
+def deaf_to_sigterm() -> Iterator[None]:
+    """Have this thread, and every process that it begins in the block, not hear SIGTERM.
+
+    Slurm sends it to each process of a step. The replica drains then; vLLM's engine core would abort what
+    runs, and its workers would end. They need no word: a replica kills its own, or they die with it. The
+    block's thread hears at its end what came meanwhile.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

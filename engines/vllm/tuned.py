@@ -16,6 +16,7 @@ TYPED = {
     "spec-method": "tuning.speculative",
     "spec-model": "tuning.speculative",
     "spec-tokens": "tuning.speculative",
+    "enable-sleep-mode": "tuning.parking",
 }
 
 
@@ -31,6 +32,7 @@ def options(spec: fleet.ReplicaSpec, said: Mapping[str, Any]) -> dict[str, Any]:
     """
     tuned = tuning.read(spec.tuning)
     _approved(tuned, said)
+    _can_be_reloaded(tuned, spec)
     for name, field in TYPED.items():
         if name in said and field.partition(".")[2] in spec.tuning:
             raise ValueError(f"engine_args {name} and {field} say the same: keep {field}")
@@ -68,6 +70,17 @@ def _speculative(given: tuning.Speculative, seats: int) -> dict[str, Any]:
     if given.method == "ngram":
         return {"method": "ngram", "prompt_lookup_max": given.lookup, **found}
     return {"method": "draft_model", "model": given.model, **found}
+
+
+def _can_be_reloaded(tuned: tuning.Tuning, spec: fleet.ReplicaSpec) -> None:
+    if tuned.parking != "level-2":
+        return
+    if spec.adapters or spec.adapter_slots:
+        raise ValueError("tuning.parking level-2 crashes with LoRA adapters: set level-1")
+    if tuned.speculative is not None and tuned.speculative.method == "draft":
+        raise ValueError(
+            "tuning.parking level-2 reloads the model's weights and not its draft's: set level-1"
+        )
 
 
 def _approved(tuned: tuning.Tuning, said: Mapping[str, Any]) -> None:

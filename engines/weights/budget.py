@@ -12,6 +12,7 @@ class Entry:
         size: bytes on the disk, its caches included.
         used_us: UTC µs of its last use.
         busy: in use by a replica, or being staged now.
+        coming: bytes that its staging has still to write.
         whole: published; what is only begun goes before everything whole.
     """
 
@@ -20,6 +21,7 @@ class Entry:
     used_us: int
     busy: bool
     whole: bool = True
+    coming: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,8 +66,9 @@ def decide(size: int, there: int, entries: Sequence[Entry], room: Room) -> Verdi
         entries: what else is there.
         room: the disk.
     """
-    held = sum(one.size for one in entries)
-    usable = room.free - room.reserve
+    coming = sum(one.coming for one in entries)
+    held = coming + sum(one.size for one in entries)
+    usable = room.free - room.reserve - coming
     missing = max(size - there - usable, held + size - room.budget if room.budget else 0)
     if missing <= 0:
         return Verdict((), 0)

@@ -61,12 +61,14 @@ class Summary:
         size: their bytes.
         parameters: numbers in the tensors.
         dtypes: of the tensors, as safetensors names them.
+        fp8: what says that they are stored in 8-bit floats, "" if nothing does.
     """
 
     names: tuple[str, ...]
     size: int
     parameters: int
     dtypes: tuple[str, ...]
+    fp8: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,6 +146,42 @@ def examine(sizes: Mapping[str, int], read: Read, where: str, *, unsafe: bool = 
         tensors |= header(name, sizes[name], read, where)
     if shards:
         shapes(config, tensors, where)
+    return Summary(
+        names=names,
+        size=sum(sizes[name] for name in names),
+        parameters=sum(math.prod(one.shape) for one in tensors.values()),
+        dtypes=tuple(sorted({one.dtype for one in tensors.values()})),
+        fp8=_fp8(config, tensors),
+    )
+
+
+def _fp8(config: Mapping[str, Any], tensors: Mapping[str, _Tensor]) -> str:
+    """Return what says that weights are 8-bit floats; scales of other formats do not count."""
+    said = config.get("quantization_config")
+    method = str(said.get("quant_method", "")) if isinstance(said, Mapping) else ""
+    if "fp8" in method.lower():
+        return f"quant_method {method} in config.json"
+    found = (name for name, one in tensors.items() if one.dtype.startswith("F8_E"))
+    name = next((name for name in found if name.endswith(".weight")), "")
+    return f"{name} is {tensors[name].dtype}" if name else ""
+
+
+def adapter(sizes: Mapping[str, int], read: Read, where: str, *, unsafe: bool = False) -> Summary:
+    """Judge a LoRA adapter in PEFT's form by its headers; pickles are never taken.
+
+    Raises:
+        weights.WeightsError: something is missing or cut off.
+    """
+    del unsafe
+    names = chosen(sizes, where, unsafe=False)
+    if _json("adapter_config.json", sizes, read, where) is None:
+        raise weights.WeightsError(
+            f"{where}: adapter_config.json is missing: upload the adapter's whole folder"
+        )
+    tensors: dict[str, _Tensor] = {}
+    for name in names:
+        if name.endswith(".safetensors"):
+            tensors |= header(name, sizes[name], read, where)
     return Summary(
         names=names,
         size=sum(sizes[name] for name in names),

@@ -8,6 +8,8 @@ import configparser
 import dataclasses
 import datetime
 import os
+import re
+import stat
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +24,8 @@ from scheduler.contracts import weights
 
 T = TypeVar("T")
 _TIMEOUT_S = 60.0  # of one range; a 16 MiB range at 1 MB/s takes 17 s
+_STATUS = re.compile(r"status code: (\d{3})")  # as obstore spells an answer that it has no word for
+_CODE = re.compile(r"<Code>(\w+)</Code>")  # S3's own
 _RETRIES = 3  # of one range, within `_TIMEOUT_S`; beyond it the whole staging waits and says so
 
 
@@ -102,6 +106,8 @@ class Folder:
                 if name.startswith("."):
                     continue
                 about = self._guarded(path, path.stat)
+                if not stat.S_ISREG(about.st_mode):
+                    raise weights.WeightsError(f"{path}: is no file: take it out of the folder")
                 identity = f"{about.st_size} {about.st_mtime_ns}"
                 found.append(Found(str(path.relative_to(self._folder)), about.st_size, identity))
         return tuple(sorted(found, key=lambda one: one.name))
@@ -111,8 +117,12 @@ class Folder:
         path = self._folder / name
 
         def ask() -> bytes:
-            with path.open("rb", buffering=0) as file:
-                return os.pread(file.fileno(), length, start)
+            # A pipe that has come in its place would never open, nor end.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                return os.pread(descriptor, length, start)
+            finally:
+                os.close(descriptor)
 
         return self._guarded(path, ask)
 
@@ -192,12 +202,24 @@ class Bucket:
                 f"{what}: not there; upload it or correct the version's weights"
             ) from error
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-            raise weights.WeightsError(
-                f"{what}: access denied; give the agents' credentials s3:GetObject and "
-                "s3:ListBucket"
-            ) from error
+            raise self._denied(what, error) from error
         except (exceptions.BaseError, OSError) as error:
+            # A list that is refused, or of no bucket, has no exception of its own.
+            found = _STATUS.search(str(error))
+            status = found[1] if found else ""
+            if status in {"401", "403"}:
+                raise self._denied(what, error) from error
+            if status == "404":
+                raise weights.WeightsError(f"{what}: no such bucket; correct the place") from error
             raise SourceDown(f"{what}: {_first_words(error)}") from error
+
+    @staticmethod
+    def _denied(what: str, error: Exception) -> weights.WeightsError:
+        code = _CODE.search(str(error))
+        return weights.WeightsError(
+            f"{what}: access denied{f' ({code[1]})' if code else ''}; give the agents' credentials "
+            "s3:GetObject and s3:ListBucket"
+        )
 
 
 def credentials(path: Path) -> dict[str, str]:

@@ -17,6 +17,7 @@ from engines.weights import store, task
 from scheduler.contracts import fleet, weights
 
 GB = 1_000_000_000
+_REAP_S = 0.01  # between two looks whether a killed process is gone
 Told = Callable[[str], None]
 
 
@@ -32,6 +33,18 @@ class Provider(Protocol):
 
         Args:
             what: the replica.
+            told: called with a line that says how far it is, or why it waits.
+
+        Raises:
+            Refused: they can't be had as they are.
+        """
+        ...
+
+    async def adapter(self, path: str, told: Told) -> store.Use | None:
+        """Return a LoRA adapter's files, in use, fetched if need be; None: they are loaded where they lie.
+
+        Args:
+            path: a folder, or a place.
             told: called with a line that says how far it is, or why it waits.
 
         Raises:
@@ -65,14 +78,26 @@ class Stager:
         """Return a replica's weights; see `Provider`."""
         if what.engine is not fleet.EngineKind.VLLM or not weights.staged(what.weights):
             return None
+        order = self._order(what.weights, what.weights_digest)
+        return await self._have(order, told)
+
+    async def adapter(self, path: str, told: Told) -> store.Use | None:
+        """Return a LoRA adapter's files; see `Provider`."""
+        if not weights.staged(path):
+            return None
+        order = dataclasses.replace(self._order(path, ""), adapter=True)
+        return await self._have(order, told)
+
+    async def _have(self, order: task.Order, told: Told) -> store.Use:
         while True:
             try:
-                use = self.open().use(weights.key(what.weights, what.weights_digest))
+                use = self.open().use(order.key)
             except OSError as error:
                 raise Refused(f"weights: {error}") from error
             if use is not None:
                 return use
-            await self.fetch(what.weights, what.weights_digest, told)
+            asked = task.Task(str(self._root), order, places(self._options))
+            await self._run(asked, lambda news: told(_words(order.uri, news)))
 
     async def fetch(
         self, uri: str, digest: str, told: Told, *, ahead: bool = False, patient: bool = True
@@ -128,15 +153,19 @@ class Stager:
             start_new_session=True,
         )
         reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), opened.stdout
-        )
+        transport: asyncio.ReadTransport | None = None
         try:
+            transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), opened.stdout
+            )
             if opened.stdin is not None:
                 opened.stdin.write(asked.to_json().encode() + b"\n")
                 opened.stdin.close()
             while line := await reader.readline():
-                news = json.loads(line)
+                try:
+                    news = json.loads(line)
+                except ValueError:  # a library's word on stdout
+                    continue
                 if "done" in news:
                     done: Mapping[str, Any] = news["done"]
                     return done
@@ -147,14 +176,24 @@ class Stager:
                 f"{asked.order.uri}: its staging ended without a word: see the slot's log"
             )
         finally:
-            transport.close()
+            left = (opened.stdin, opened.stdout if transport is None else transport)
+            for pipe in left:
+                with contextlib.suppress(OSError):
+                    if pipe is not None:
+                        pipe.close()
             with contextlib.suppress(ProcessLookupError):
                 opened.send_signal(signal.SIGKILL)
-            opened.wait()
+            # One that waits for its disk dies when that answers.
+            while opened.poll() is None:  # noqa: ASYNC110 - a process that dies rings no bell
+                await asyncio.sleep(_REAP_S)
 
     def _task(self, uri: str, digest: str, *, ahead: bool = False) -> task.Task:
+        order = self._order(uri, digest, ahead=ahead)
+        return task.Task(str(self._root), order, places(self._options))
+
+    def _order(self, uri: str, digest: str, *, ahead: bool = False) -> task.Order:
         options = self._options
-        order = task.Order(
+        return task.Order(
             uri,
             digest,
             parallel=options.weights_parallel,
@@ -163,7 +202,6 @@ class Stager:
             unsafe=options.weights_unsafe,
             ahead=ahead,
         )
-        return task.Task(str(self._root), order, places(options))
 
     def caches(self, what: fleet.ReplicaSpec) -> Mapping[str, str]:
         """Return the environment for an engine's caches; see `Provider`.

@@ -114,9 +114,8 @@ class Staging:
         if said is not None:
             self._as_said(said, found)
             sizes = {file.name: file.size for file in said.files}
-        summary = examine.examine(
-            sizes, self._source.read, self._order.uri, unsafe=self._order.unsafe
-        )
+        look = examine.adapter if self._order.adapter else examine.examine
+        summary = look(sizes, self._source.read, self._order.uri, unsafe=self._order.unsafe)
         names = summary.names
         if said is not None and (odd := sorted(sizes.keys() - set(names))):
             raise weights.WeightsError(
@@ -126,9 +125,7 @@ class Staging:
             )
         expected = _expected(said, found)
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        about = store.About(self._order.uri, self._order.digest, sum(sizes[name] for name in names))
-        (self._folder / store.ABOUT).write_text(about.text())
-        self._make_room(about.size)
+        self._make_room(sum(sizes[name] for name in names))
         self._step("begin")
         book = ledger.Ledger(self._folder, tuple(found[name] for name in names))
         try:
@@ -138,8 +135,23 @@ class Staging:
         if self._order.digest and manifest.digest != self._order.digest:
             self._store.discard(self._order.key)
             raise self._other(manifest.digest)
+        if any(name not in expected for name in names):
+            self._unchanged(found, names)
         self._publish(manifest)
         return manifest
+
+    def _unchanged(self, found: Mapping[str, sources.Found], names: tuple[str, ...]) -> None:
+        """See that a place that tells no checksums is as it was: half of each of two versions looks whole.
+
+        Raises:
+            sources.SourceDown: it is not; the next try fetches what has changed.
+        """
+        now = {one.name: one for one in self._source.files()}
+        for name in names:
+            if now.get(name) != found[name]:
+                raise sources.SourceDown(
+                    f"{self._order.uri}/{name} changed while it was read: read anew"
+                )
 
     def _manifest(self, found: Mapping[str, sources.Found]) -> weights.Manifest | None:
         """Return the manifest beside the weights at their place, if there is one."""
@@ -171,7 +183,7 @@ class Staging:
         )
 
     def _make_room(self, size: int) -> None:
-        """Evict what must go, or say why it does not fit."""
+        """Evict what must go and note what comes, or say why it does not fit."""
         with self._store.reckoning():
             self._store.sweep()
             there = min(size, store.size_of(self._folder))
@@ -199,6 +211,9 @@ class Staging:
                         f"{self._order.uri}: {key} came into use while it was to be evicted"
                     )
                 self._step("evicted")
+            # From now on whoever reckons knows of the bytes that are still to come.
+            about = store.About(self._order.uri, self._order.digest, size)
+            (self._folder / store.ABOUT).write_text(about.text())
 
     def _fetch(
         self, names: tuple[str, ...], expected: Mapping[str, str], book: ledger.Ledger

@@ -39,10 +39,12 @@ class Use:
 
     def close(self) -> None:
         """Give them back."""
-        if self._descriptor >= 0:
-            os.utime(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            try:
+                os.utime(descriptor)
+            finally:  # a disk that fails must not keep them
+                os.close(descriptor)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,15 +152,18 @@ class Store:
         locks = self._locks()
         for kind in ("models", "staging"):
             for folder in sorted((self.root / kind).iterdir()):
-                key = folder.name
+                key, whole = folder.name, kind == "models"
                 with contextlib.suppress(FileNotFoundError):
+                    there, busy = size_of(folder), bool(locks.get(key))
+                    about = None if whole or not busy else self.about(key)
                     found.append(
                         budget.Entry(
                             key=key,
-                            size=size_of(folder) + size_of(self.root / "caches" / key),
+                            size=there + size_of(self.root / "caches" / key),
                             used_us=int((self.root / "locks" / key).stat().st_mtime * 1_000_000),
-                            busy=bool(locks.get(key)),
-                            whole=kind == "models",
+                            busy=busy,
+                            whole=whole,
+                            coming=0 if about is None else max(0, about.size - there),
                         )
                     )
         return found

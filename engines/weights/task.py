@@ -39,6 +39,7 @@ class Order:
         reserve: bytes of the disk that stay free.
         unsafe: whether the site lets pickled weights in.
         ahead: nobody waits for it: evict nothing for it.
+        adapter: it is a LoRA adapter, not a model.
     """
 
     uri: str
@@ -49,6 +50,7 @@ class Order:
     reserve: int = 0
     unsafe: bool = False
     ahead: bool = False
+    adapter: bool = False
 
     @property
     def key(self) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from gateway import asks
 from scheduler.contracts import errors, quota, requests
 
-VERSION = 3
+VERSION = 5
 LENGTH = struct.Struct(">I")
 MOST_BYTES = 4 * 1024 * 1024  # an `Enter` with the fingerprints of a million tokens is 10 kB
 
@@ -73,11 +73,12 @@ class Leave(msgspec.Struct, array_like=True, tag=5):
 
 
 class Full(msgspec.Struct, array_like=True, tag=6):
-    """A replica had no seat."""
+    """A replica had no seat, or lacked the adapter that is named."""
 
     replica_id: str
     incarnation: int
     tier: requests.Tier
+    adapter: str = ""
 
 
 class Suspect(msgspec.Struct, array_like=True, tag=7):
@@ -137,10 +138,47 @@ class Beat(msgspec.Struct, array_like=True, tag=14):
     """Either side lives; the link itself hears it, and nobody else."""
 
 
+class Cancel(msgspec.Struct, array_like=True, tag=15):
+    """A caller wants a request of its own ended, whichever worker has it.
+
+    Attributes:
+        number: the worker's, by which the answer names it.
+    """
+
+    number: int
+    request_id: str
+    team: str
+    user: str
+
+
+class Cancelled(msgspec.Struct, array_like=True, tag=16):
+    """Whether the request of a `Cancel` was here and is ended."""
+
+    number: int
+    found: bool
+
+
+class Ended(msgspec.Struct, array_like=True, tag=17):
+    """The caller of a worker's request has cancelled it elsewhere."""
+
+    request_id: str
+
+
 FromWorker = (
-    Hello | Enter | Adopt | Again | Close | Leave | Full | Suspect | FirstToken | Prefilled | Beat
+    Hello
+    | Enter
+    | Adopt
+    | Again
+    | Close
+    | Leave
+    | Full
+    | Suspect
+    | FirstToken
+    | Prefilled
+    | Cancel
+    | Beat
 )
-FromOwner = Welcome | Known | Granted | Refused | Beat
+FromOwner = Welcome | Known | Granted | Refused | Cancelled | Ended | Beat
 Message = FromWorker | FromOwner
 
 _encoder = msgspec.msgpack.Encoder()

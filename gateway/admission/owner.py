@@ -104,9 +104,10 @@ class _Session:
             messages.Close: self._close,
             messages.Prefilled: self._prefilled,
             messages.Leave: self._leave,
-            messages.Full: lambda word: room.said_full(word.replica_id, word.tier),
+            messages.Full: lambda word: room.said_full(word.replica_id, word.tier, word.adapter),
             messages.Suspect: lambda word: room.suspected(word.replica_id, word.incarnation),
             messages.FirstToken: lambda word: room.first_token(word.model, word.ms),
+            messages.Cancel: self._cancel,
         }
 
     def __len__(self) -> int:
@@ -152,7 +153,7 @@ class _Session:
                 number = self._number(grant.replica)
                 self._to.say(messages.Granted(request_id, number, grant.version, grant.limits))
 
-        waiter.ring = settled
+        waiter.ring, waiter.end = settled, lambda name: self._to.say(messages.Ended(name))
         settled()
 
     def _adopt(self, word: messages.Adopt) -> None:
@@ -190,6 +191,10 @@ class _Session:
             word.uncached_prompt_tokens, word.cached_prompt_tokens, word.output_tokens
         )
         self._room.leave(waiter, spent)
+
+    def _cancel(self, word: messages.Cancel) -> None:
+        found = self._room.cancelled(word.request_id, word.team, word.user)
+        self._to.say(messages.Cancelled(word.number, found))
 
     def _refuse(self, request_id: str, error: errors.ForebayError) -> None:
         self._to.say(

@@ -7,12 +7,11 @@ too long is told so.
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from gateway import asks, dependencies, refusals, standing
-from gateway.admission import link, messages
+from gateway.admission import dialing, link, messages
 from gateway.waiting import Grant, Waiter
 from scheduler.contracts import errors, fleet, quota, requests, wire
 from scheduler.contracts.v1 import control_pb2 as pb
@@ -22,9 +21,8 @@ RETRY_S = 0.05
 RETRY_MOST_S = 1.0
 TICK_S = 0.25
 AWAY_RETRY_S = 1.0
+CANCEL_S = 1.0  # that an owner has to say whether it knows a request
 _log = logging.getLogger(__name__)
-
-Dial = Callable[[Callable[[], link.AnyLink]], Awaitable[None]]
 
 
 class RemoteGrant:
@@ -110,7 +108,7 @@ class RemoteRoom:
     """
 
     def __init__(
-        self, deps: dependencies.Dependencies, dial: Dial, token: str, worker: str
+        self, deps: dependencies.Dependencies, dial: dialing.Dial, token: str, worker: str
     ) -> None:
         self._deps = deps
         self._dial = dial
@@ -122,6 +120,9 @@ class RemoteRoom:
         self._waiters: dict[str, RemoteWaiter] = {}
         self._replicas: dict[int, fleet.Replica] = {}
         self._standing: standing.Standing | None = None
+        self._cancelled: Callable[[str], None] = lambda request_id: None
+        self._cancels: dict[int, tuple[messages.Cancel, asyncio.Future[bool]]] = {}
+        self._asked = 0
 
     @property
     def connected(self) -> bool:
@@ -251,9 +252,28 @@ class RemoteRoom:
         self._ask(waiter)
         return waiter
 
-    def full(self, replica: fleet.Replica, tier: requests.Tier) -> None:
-        """Note that a replica had no seat for this tier."""
-        self._say(messages.Full(replica.replica_id, replica.incarnation, tier))
+    def hear(self, ended: Callable[[str], None]) -> None:
+        """Call ``ended`` with the id of each request of this process that is cancelled at another."""
+        self._cancelled = ended
+
+    async def cancel(self, request_id: str, team: str, user: str) -> bool:
+        """End a request of a caller's; see `waiting.Room.cancel`. An owner that stays away knows of none."""
+        self._asked += 1
+        word = messages.Cancel(self._asked, request_id, team, user)
+        told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._cancels[word.number] = word, told
+        try:
+            self._say(word)
+            async with asyncio.timeout(CANCEL_S):
+                return await told
+        except TimeoutError:
+            return False
+        finally:
+            del self._cancels[word.number]
+
+    def full(self, replica: fleet.Replica, tier: requests.Tier, adapter: str = "") -> None:
+        """Note that a replica had no seat for this tier, or lacked ``adapter``."""
+        self._say(messages.Full(replica.replica_id, replica.incarnation, tier, adapter))
 
     def suspect(self, replica: fleet.Replica) -> None:
         """Note that a replica broke off an answer, or could not be reached."""
@@ -279,6 +299,12 @@ class RemoteRoom:
         elif isinstance(message, messages.Known):
             bare = pb.Replica.FromString(message.replica)
             self._replicas[message.number] = wire.replica_from_pb(bare)
+        elif isinstance(message, messages.Ended):
+            self._cancelled(message.request_id)
+        elif isinstance(message, messages.Cancelled):
+            asked = self._cancels.get(message.number)
+            if asked is not None and not asked[1].done():
+                asked[1].set_result(message.found)
         elif isinstance(message, messages.Welcome):
             self._welcome(one, message)
 
@@ -294,6 +320,8 @@ class RemoteRoom:
         waiting = [waiter for waiter in self._waiters.values() if waiter.queued]
         for waiter in sorted(waiting, key=lambda waiter: waiter.asking.arrived_us):
             self._ask(waiter)
+        for word, _ in self._cancels.values():
+            one.say(word)
         _log.info(
             "admission: %s is the owner; %d run, %d wait", message.owner, len(running), len(waiting)
         )
@@ -341,31 +369,6 @@ class RemoteRoom:
         """Tell the owner; one that is away hears of what still holds when it is back."""
         if self._link is not None:
             self._link.say(message)
-
-
-def unix(path: str) -> Dial:
-    """Return how to reach an owner by its socket file."""
-
-    async def dial(protocol: Callable[[], link.AnyLink]) -> None:
-        await asyncio.get_running_loop().create_unix_connection(protocol, path)
-
-    return dial
-
-
-def tcp(address: str, timeout_s: float) -> Dial:
-    """Return how to reach an owner on another host."""
-    host, _, port = address.rpartition(":")
-
-    async def dial(protocol: Callable[[], link.AnyLink]) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await asyncio.get_running_loop().create_connection(
-                    protocol, host.strip("[]"), int(port)
-                )
-                return
-        raise OSError(f"{address}: no connection within {timeout_s:g} s")
-
-    return dial
 
 
 def _adoption(asking: asks.Asking, grant: RemoteGrant) -> messages.Adopt:

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from gateway import dependencies, local_room, metrics, waiting
-from gateway.admission import owner, place, remote, split
+from gateway.admission import dialing, owner, place, remote, split
 from scheduler.contracts import fleet
 
 FIRST_VIEW_S = 2.0
+HURRY_S = 0.01  # many that come at once are one report
 Run = Callable[[], Awaitable[None]]
 
 
@@ -36,10 +37,27 @@ async def report(
 ) -> None:
     """Tell the demand of the queues owned here to the broker, and show it, until cancelled."""
     while True:
-        await deps.clock.sleep(deps.settings.report_s)
+        await _turn(deps, own.hurry)
         demand = own.demand()
         deps.fleet.report(demand)
         numbers.queues(demand, own.seats(), own.stale())
+
+
+async def _turn(deps: dependencies.Dependencies, hurry: asyncio.Event) -> None:
+    """Return when it is time for the next report, or something must not wait for that."""
+    waits = [
+        asyncio.ensure_future(deps.clock.sleep(deps.settings.report_s)),
+        asyncio.ensure_future(hurry.wait()),
+    ]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+    if hurry.is_set():
+        await deps.clock.sleep(HURRY_S)
+        hurry.clear()
 
 
 @contextlib.asynccontextmanager
@@ -57,7 +75,7 @@ async def joined(deps: dependencies.Dependencies) -> AsyncIterator[Admission]:
     async with contextlib.AsyncExitStack() as stack:
         own: local_room.LocalRoom | None = None
         if where.owns:
-            await _view(deps)
+            await first_view(deps)
             own = local_room.LocalRoom(deps)
             served = owner.Owner(own, where.token, where.gateway, where.workers)
             await stack.enter_async_context(_listening(served, where))
@@ -65,7 +83,7 @@ async def joined(deps: dependencies.Dependencies) -> AsyncIterator[Admission]:
             home: split.Home = own
         else:
             worker = f"{where.gateway} worker {os.getpid()}"
-            near = remote.RemoteRoom(deps, remote.unix(where.socket), where.token, worker)
+            near = remote.RemoteRoom(deps, dialing.unix(where.socket), where.token, worker)
             made = Admission(near, None, [near.run])
             home = near
         if where.listen:
@@ -75,8 +93,8 @@ async def joined(deps: dependencies.Dependencies) -> AsyncIterator[Admission]:
         yield made
 
 
-async def _view(deps: dependencies.Dependencies) -> None:
-    """Wait a moment for the fleet: an owner that knows of no replica would refuse those that wait for it."""
+async def first_view(deps: dependencies.Dependencies) -> None:
+    """Wait a moment for the fleet: who knows of no replica would refuse those that wait for one."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FIRST_VIEW_S):
             if deps.fleet.view() is None:
@@ -93,7 +111,7 @@ def _split(
         return () if view is None else view.gateways
 
     def link(to: fleet.Gateway) -> remote.RemoteRoom:
-        dial = remote.tcp(to.admission, deps.settings.connect_timeout_s)
+        dial = dialing.tcp(to.admission, deps.settings.connect_timeout_s)
         return remote.RemoteRoom(deps, dial, where.token, worker)
 
     return split.SplitRoom(where.gateway, home, gateways, link)

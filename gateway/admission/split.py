@@ -108,6 +108,7 @@ class SplitRoom:
         self._make = link
         self._live: tuple[fleet.Gateway, ...] = ()
         self._far: dict[fleet.Gateway, tuple[remote.RemoteRoom, asyncio.Task[None]]] = {}
+        self._ended: Callable[[str], None] = lambda request_id: None
         self._waiters: dict[str, _Waiter] = {}
 
     def view(self) -> fleet.FleetView:
@@ -157,9 +158,21 @@ class SplitRoom:
         self._waiters.pop(mine.asking.request_id, None)
         mine.room.leave(mine.inner, spent)
 
-    def full(self, replica: fleet.Replica, tier: requests.Tier) -> None:
-        """Note that a replica had no seat for this tier."""
-        self._room(replica.spec.model).full(replica, tier)
+    def hear(self, ended: Callable[[str], None]) -> None:
+        """Call ``ended`` with the id of each request of this process that is cancelled at another."""
+        self._ended = ended
+        for room in (self._own, *(far for far, _ in self._far.values())):
+            room.hear(ended)
+
+    async def cancel(self, request_id: str, team: str, user: str) -> bool:
+        """End a request of a caller's: nobody knows which model's it is, so every gateway is asked."""
+        self.refresh()
+        rooms = {self._own, *map(self._of, self._live)}
+        return any(await asyncio.gather(*(room.cancel(request_id, team, user) for room in rooms)))
+
+    def full(self, replica: fleet.Replica, tier: requests.Tier, adapter: str = "") -> None:
+        """Note that a replica had no seat for this tier, or lacked ``adapter``."""
+        self._room(replica.spec.model).full(replica, tier, adapter)
 
     def suspect(self, replica: fleet.Replica) -> None:
         """Note that a replica broke off an answer, or could not be reached."""
@@ -222,12 +235,18 @@ class SplitRoom:
 
     def _room(self, model: str) -> Home:
         found = ownership.owner(model, self._live)
-        if found is None or found.gateway_id == self._name:
+        return self._own if found is None else self._of(found)
+
+    def _of(self, gateway: fleet.Gateway) -> Home:
+        """Return the room of a live gateway."""
+        if gateway.gateway_id == self._name:
             return self._own
-        if found not in self._far:
-            room = self._make(found)
-            self._far[found] = room, asyncio.create_task(room.run(), name=f"link {found.admission}")
-        return self._far[found][0]
+        if gateway not in self._far:
+            room = self._make(gateway)
+            room.hear(self._ended)
+            task = asyncio.create_task(room.run(), name=f"link {gateway.admission}")
+            self._far[gateway] = room, task
+        return self._far[gateway][0]
 
     @staticmethod
     def _mine(waiter: waiting.Waiter) -> _Waiter:

@@ -8,7 +8,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn, TextIO
 
 
@@ -21,18 +21,32 @@ class CommandError(Exception):
         self.code = code
 
 
+class Unanswered(CommandError):
+    """Nobody answered, or only to say that they can't now: what was asked may come true all the same."""
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser with Slurm's manners: unambiguous prefixes, one-line errors, no `exit`.
 
     Args:
         usage_code: exit code for a bad option (sbatch's is 255, the others' is 1).
+        spelled_out: options that Slurm's command does not have and that make prefixes of its own ones
+            ambiguous: they are written whole, so that what sbatch takes is taken.
     """
 
-    def __init__(self, *args: Any, usage_code: int = 1, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, usage_code: int = 1, spelled_out: Collection[str] = (), **kwargs: Any
+    ) -> None:
         kwargs.setdefault("allow_abbrev", True)
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **kwargs)
         self.usage_code = usage_code
+        self._spelled_out = frozenset(spelled_out)
+
+    def _get_option_tuples(self, option_string: str) -> Any:
+        # argparse asks here what a prefix may mean, once it is no option's whole name.
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return [each for each in found if each[1] not in self._spelled_out]
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and leaving."""

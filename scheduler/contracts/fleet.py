@@ -5,7 +5,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler.contracts import ids
+from scheduler.contracts import ids, loras
 
 
 class LeaseKind(enum.StrEnum):
@@ -37,6 +37,12 @@ class ReplicaState(enum.StrEnum):
     STOPPED = "stopped"  # final
     QUARANTINED = "quarantined"  # failed to start too often
     LOST = "lost"  # final
+    UNKNOWN = "unknown"  # told in a word that only a newer release knows: neither routed nor free
+
+    @classmethod
+    def _missing_(cls, value: object) -> "ReplicaState":
+        del value
+        return cls.UNKNOWN
 
 
 class Role(enum.StrEnum):
@@ -56,6 +62,47 @@ class EngineKind(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a replica needs of a node, or what a lease has; `ReplicaSpec.gpus`, `Lease.gpus` count its units.
+
+    Attributes:
+        gres: the kind of unit: `gpu` whole ones, `shard` or `mps` parts of one that others share, `none` for
+            replicas on CPUs, one to a lease.
+        gres_type: GPU type as the site spells it; "" for any.
+        parts: units that make a whole GPU: 1 of `gpu`; of `shard` as many as gres.conf gives a GPU.
+        memory_gb: host memory in 10^9 bytes, a replica's or a lease's; 0: as the site has set.
+        cpus: CPUs, a replica's or a lease's; 0: as the site has set.
+        constraint: node features, as sbatch takes them.
+        container: image that engines run in; "": the site's own.
+    """
+
+    gres: str = "gpu"
+    gres_type: str = ""
+    parts: int = 1
+    memory_gb: float = 0.0
+    cpus: int = 0
+    constraint: str = ""
+    container: str = ""
+
+    @property
+    def place(self) -> tuple[str, str, int, str, str]:
+        """Return what decides whether a replica may go into a lease, beside room."""
+        return (self.gres, self.gres_type, self.parts, self.constraint, self.container)
+
+    @property
+    def shared(self) -> bool:
+        """Whether its units are parts of a GPU."""
+        return self.gres in {"shard", "mps"}
+
+    def whole(self, units: int) -> int:
+        """Return how many GPUs ``units`` take part of."""
+        return -(-units // self.parts)
+
+
+ANY_NODE = Hardware()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ReplicaSpec:
     """How to start a replica: everything that the slot's supervisor needs to know.
 
@@ -70,12 +117,16 @@ class ReplicaSpec:
         seats: sequences that run at once (vLLM's max-num-seqs).
         reserved_seats: seats that batch never takes.
         max_context: tokens of prompt plus output.
-        gpus: GPUs that it needs.
+        gpus: GPUs that it needs, or units of `hardware`.
+        hardware: on what; only leases of such hardware take it.
         adapters: LoRA adapter names and their local paths.
         dedicated: the team whose floor its replicas are, which pays for them idle or not; "" for nobody's.
         itl_slo_ms: inter-token latency that its interactive answers are promised, ms.
+        ttft_slo_ms: time to first token that they are promised, ms; 0: as the site says for all.
         weights_digest: `weights.Manifest.digest` that staged weights must have; "": whatever the place has.
         tuning: engine settings that Forebay knows by type (`contracts.tuning`), as JSON values.
+        adapter_slots: adapters that may run in one batch; 0: none is loaded at run time.
+        adapter_host: adapters that its host memory holds ready, those in slots included; 0: as many as slots.
     """
 
     model: str
@@ -92,6 +143,16 @@ class ReplicaSpec:
     itl_slo_ms: float = 25.0
     weights_digest: str = ""
     tuning: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    adapter_slots: int = 0
+    adapter_host: int = 0
+    ttft_slo_ms: float = 0.0
+
+    @property
+    def started(self) -> "ReplicaSpec":
+        """It as a replica starts: where adapters are loaded at run time none comes with the process."""
+        return dataclasses.replace(self, adapters={}) if self.adapter_slots else self
+
+    hardware: Hardware = ANY_NODE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -154,6 +215,9 @@ class Replica:
         reason: why it is in this state, one line, or "".
         phases_s: start-up phases and their seconds (queue, import, load, warm-up …).
         staging: its weights are on their way to the node's disk; no start is too slow for that.
+        adapters: those that it has loaded at run time, or tries to; None: those of its spec alone.
+        adapter_room: how many it can hold, 0 if it loads none at run time.
+        nodes: those that it goes over, by rank; empty: `node` alone.
     """
 
     replica_id: ids.ReplicaId
@@ -172,6 +236,28 @@ class Replica:
     reason: str = ""
     phases_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     staging: bool = False
+    adapters: tuple[loras.HeldAdapter, ...] | None = None
+    adapter_room: int = 0
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def adapters_ready(self) -> tuple[str, ...]:
+        """Adapters that it serves now, by name."""
+        if self.adapters is None:
+            return tuple(self.spec.adapters)
+        ready = loras.AdapterState.LOADED
+        return tuple(sorted(one.name for one in self.adapters if one.state is ready))
+
+
+def spread(units: int, each: int) -> int:
+    """Return how many nodes a slot of so many units goes over, where a node has ``each`` of them."""
+    return max(1, -(-units // each)) if each else 1
+
+
+def taken(units: int, each: int) -> int:
+    """Return the units that a slot for so many takes: all of its nodes', where it goes over several."""
+    over = spread(units, each)
+    return over * each if over > 1 else units
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -179,10 +265,11 @@ class Lease:
     """A Slurm job that Forebay holds.
 
     Attributes:
-        gpus: over all of its nodes.
-        whole_nodes: nodes that are asked for whole; 0: any one node with `gpus`.
+        gpus: over all of its nodes; units of `hardware`.
+        hardware: what it was asked for; its memory is all that the lease has.
+        whole_nodes: nodes that it has whole; 0: any one node with `gpus`.
         time_min_s: least walltime that is still useful; 0: as the site has set.
-        exclude: nodes that it must not start on. All three only matter until the job is submitted.
+        exclude: nodes that it must not start on. Both only matter until the job runs.
     """
 
     lease_id: ids.LeaseId
@@ -203,6 +290,29 @@ class Lease:
     whole_nodes: int = 0
     time_min_s: int = 0
     exclude: tuple[str, ...] = ()
+    hardware: Hardware = ANY_NODE
+
+    @property
+    def node_units(self) -> int:
+        """Return the units that it has of each of its nodes."""
+        return self.gpus // max(1, self.whole_nodes)
+
+    def spread(self, units: int) -> int:
+        """Return how many of its nodes a replica of so many units goes over."""
+        return spread(units, self.node_units)
+
+    def taken(self, units: int) -> int:
+        """Return its units that a replica of so many keeps from others: whole nodes', if over several."""
+        return taken(units, self.node_units)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pool:
+    """Prompts from so many tokens on go to a version of their own, with room for ``max_context``."""
+
+    from_tokens: int
+    version: str
+    max_context: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -213,7 +323,16 @@ class Route:
         callers: teams that may use the model; empty: all.
         tiers: that it is offered in; empty: all.
         adapter_teams: adapter to the one team that may use it; an absent one is everybody's.
+        adapter_faults: adapter to why no replica can load it, for those that none can.
+        preload: adapters that are loaded before anybody asks.
         shadow: version that gets copies of `shadow_percent` of the requests; "" for none.
+        pools: versions of long prompts, rising; what needs more than `base_context` goes there too.
+        max_context: the most that any of its versions takes.
+        base_context: what the versions of `weights` take; 0: `max_context`.
+        runner: what its versions do (`requests.Runner`), which says the endpoints that it has; "" where
+            that is not told: the engine knows.
+        start_s: seconds that a start of its replicas took lately; 0 where none is known.
+        wakes: versions of which a request that waits has a replica started where there is none.
     """
 
     model: str
@@ -224,25 +343,15 @@ class Route:
     callers: tuple[str, ...] = ()
     tiers: tuple[str, ...] = ()
     adapter_teams: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    adapter_faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    preload: tuple[str, ...] = ()
     shadow: str = ""
     shadow_percent: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Trial:
-    """How one request fared on a version, for the comparison of versions.
-
-    Attributes:
-        failed: by the engine or its replica, not by the caller or for want of room.
-        ttft_ms: from dispatch to first token, 0 if there was none.
-        itl_ms: mean time between tokens, 0 for an answer of one.
-    """
-
-    model: str
-    version: str
-    failed: bool
-    ttft_ms: float = 0.0
-    itl_ms: float = 0.0
+    runner: str = ""
+    start_s: int = 0
+    wakes: tuple[str, ...] = ()
+    pools: tuple[Pool, ...] = ()
+    base_context: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -274,23 +383,3 @@ class FleetView:
     replicas: tuple[Replica, ...]
     received: float = 0.0
     gateways: tuple[Gateway, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Demand:
-    """What one gateway has waiting for one model, told to the broker every 200 ms.
-
-    Attributes:
-        waiting: requests in the queue, by tier.
-        in_flight: requests dispatched and not closed, by tier.
-        oldest_wait_s: seconds that the head of the interactive queue has waited.
-        ttft_ms: newest interactive TTFTs, at most 64.
-        arrived: interactive and standard requests that came since the gateway's process began.
-    """
-
-    model: str
-    waiting: Mapping[str, int]
-    in_flight: Mapping[str, int]
-    oldest_wait_s: float = 0.0
-    ttft_ms: tuple[float, ...] = ()
-    arrived: int = 0

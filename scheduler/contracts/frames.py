@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 MEDIA_TYPE = "application/vnd.forebay.frames"
 HEADER = struct.Struct("!BxHIIII")
+NO_ADAPTER = "adapter_missing"  # code of a replica's 429: others have seats there
 MAX_FRAME_BYTES = 64 * 1024 * 1024  # a non-streaming answer with logprobs stays far below
 
 
@@ -106,12 +107,14 @@ class End:
         prompt_tokens: whole prompt, cached part included.
         cached_tokens: prompt tokens that came from the prefix cache.
         output_tokens: over all choices.
+        estimated: the engine told no usage, these are a guess.
     """
 
     finish_reasons: tuple[str, ...]
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    estimated: bool = False
 
     def frame(self) -> Frame:
         """Return the END frame that carries this."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from scheduler.contracts import errors, fleet, requests
+from scheduler.contracts import errors, fleet, observed, requests
 
 
 class FleetSource(Protocol):
@@ -20,12 +20,18 @@ class FleetSource(Protocol):
         """Return once the view's revision is other than ``after``."""
         ...
 
-    def report(self, demand: Sequence[fleet.Demand]) -> None:
+    def report(self, demand: Sequence[observed.Demand]) -> None:
         """Offer the newest demand; it is sent with the next report, older ones are dropped."""
         ...
 
-    def tell(self, trials: Sequence[fleet.Trial]) -> None:
+    def tell(self, trials: Sequence[observed.Trial]) -> None:
         """Offer how requests fared on the versions that are compared."""
+        ...
+
+    def compared(
+        self, copies: Sequence[observed.Copied], dropped: Sequence[observed.CopiesDropped]
+    ) -> None:
+        """Offer how copies fared that shadow versions got, and how many were not made."""
         ...
 
 
@@ -85,8 +91,10 @@ class StaticFleet:
     def __init__(self, view: fleet.FleetView | None = None) -> None:
         self._view = view
         self._event = asyncio.Event()
-        self.demand: list[fleet.Demand] = []
-        self.trials: list[fleet.Trial] = []
+        self.demand: list[observed.Demand] = []
+        self.trials: list[observed.Trial] = []
+        self.copies: list[observed.Copied] = []
+        self.dropped: list[observed.CopiesDropped] = []
 
     def view(self) -> fleet.FleetView | None:
         """Return the view that was set last."""
@@ -103,13 +111,20 @@ class StaticFleet:
         if self._view is None or self._view.revision == after:
             await self._event.wait()
 
-    def report(self, demand: Sequence[fleet.Demand]) -> None:
+    def report(self, demand: Sequence[observed.Demand]) -> None:
         """Keep what was reported last."""
         self.demand = list(demand)
 
-    def tell(self, trials: Sequence[fleet.Trial]) -> None:
+    def tell(self, trials: Sequence[observed.Trial]) -> None:
         """Keep what was told."""
         self.trials += trials
+
+    def compared(
+        self, copies: Sequence[observed.Copied], dropped: Sequence[observed.CopiesDropped]
+    ) -> None:
+        """Keep what was told."""
+        self.copies += copies
+        self.dropped += dropped
 
 
 class Authenticator(Protocol):
@@ -189,7 +204,14 @@ class StepLauncher(Protocol):
     """Starts a slot's supervisor with GPUs of its lease bound to it."""
 
     async def start(
-        self, argv: Sequence[str], *, gpus: int, cpus: int, env: Mapping[str, str], log: Path
+        self,
+        argv: Sequence[str],
+        *,
+        gpus: int,
+        cpus: int,
+        env: Mapping[str, str],
+        log: Path,
+        node: int | None = None,
     ) -> Step:
         """Start ``argv`` as one task holding ``gpus`` GPUs that no other step has.
 
@@ -199,6 +221,7 @@ class StepLauncher(Protocol):
             cpus: CPUs to bind.
             env: the whole environment to add to the lease's own.
             log: file for stdout and stderr, appended.
+            node: on which of the lease's nodes, from 0; None: any that has the GPUs.
 
         Raises:
             slurm.SlurmError: the step could not be started (`SlurmUnavailable`: try again later).

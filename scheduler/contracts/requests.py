@@ -28,6 +28,37 @@ class Endpoint(enum.StrEnum):
     COMPLETIONS = "/v1/completions"
     EMBEDDINGS = "/v1/embeddings"
     RESPONSES = "/v1/responses"
+    RERANK = "/v1/rerank"
+    CLASSIFY = "/v1/classify"
+
+    @property
+    def pooled(self) -> bool:
+        """Whether it reads its inputs and samples nothing: one shot, nothing to resume."""
+        return self in _POOLED
+
+
+_POOLED = frozenset({Endpoint.EMBEDDINGS, Endpoint.RERANK, Endpoint.CLASSIFY})
+
+
+class Runner(enum.StrEnum):
+    """What a model does with a request."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    CLASSIFY = "classify"
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Return the endpoints of such a model."""
+        return _ENDPOINTS[self]
+
+
+_ENDPOINTS: Mapping[Runner, tuple[Endpoint, ...]] = {
+    Runner.GENERATE: (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES),
+    # By the likeness of two embeddings, or by a classifier of one class that reads both texts.
+    Runner.EMBED: (Endpoint.EMBEDDINGS, Endpoint.RERANK),
+    Runner.CLASSIFY: (Endpoint.CLASSIFY, Endpoint.RERANK),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,10 +88,17 @@ class Caller:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BatchRef:
-    """The batch line behind a request of tier batch."""
+    """The batch line behind a request of tier batch.
+
+    Attributes:
+        job_id: its job.
+        custom_id: its own name.
+        preempted: how often it gave its seat back before, as the batch runner's journal says.
+    """
 
     job_id: ids.BatchJobId
     custom_id: str
+    preempted: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -111,6 +111,7 @@ class JobSpec:
         stamp: becomes the job's comment; None for a job that is not a lease.
         partitions: Slurm takes the first that can start.
         gpus_per_node: 0 for none.
+        gres: what is counted in `gpus_per_node`: `gpu`, or parts of one: `shard`, `mps`.
         gres_type: as the site spells it (`H100`), "" for any.
         memory_mb: per node; None leaves the site's default, 0 asks for all.
         time_limit_s: walltime in seconds.
@@ -139,6 +140,7 @@ class JobSpec:
     exclude: tuple[str, ...] = ()
     hold: bool = False
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    gres: str = "gpu"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -191,6 +193,8 @@ class Node:
         usable: whether a new lease could start on it, by state and flags.
         gpus, gpus_free: None if Slurm does not say; `gpus_free` is 0 where `usable` is false.
         gres_type: the GPU type as the site spells it, "" if untyped.
+        shared: parts of GPUs that it offers, by kind: `{"shard": 16}`.
+        features: that constraints may ask for; None if Slurm does not say.
     """
 
     name: str
@@ -206,6 +210,8 @@ class Node:
     memory_mb: int = 0
     reason: str = ""
     unknown_flags: frozenset[str] = frozenset()
+    shared: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    features: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -250,7 +256,8 @@ class Reservation:
 class JobRun:
     """One run of a job in Slurm's accounting (a requeued job has several).
 
-    `gpus` is None where AllocTRES has none; `ended_us` is 0 while it runs.
+    `gpus` is None where AllocTRES has none; `ended_us` is 0 while it runs; `shared` are parts of GPUs by
+    kind, where the site counts them (`AccountingStorageTRES`).
     """
 
     job_id: ids.SlurmJobId
@@ -262,6 +269,7 @@ class JobRun:
     gpus: int | None
     node_count: int = 1
     exit_code: str = ""
+    shared: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ Where Slurm's way is a known trap we do better: 30 February is refused, not read
 import datetime
 import math
 import re
+import zoneinfo
+from collections.abc import Mapping
+from pathlib import Path
 
 MINUTE, HOUR, DAY, WEEK = 60, 3600, 86_400, 604_800
 LAST_US = 253_402_214_400_000_000  # the last day of 9999, UTC: what comes later has no date
@@ -28,6 +31,22 @@ _EXAMPLES = "give now-7days, today, 16:00, 2026-11-01 or 2026-11-01T08:00"
 
 class TimeError(ValueError):
     """A time or duration that can't be read; the message is one line: what, and what to write."""
+
+
+def local_zone(env: Mapping[str, str], localtime: Path = Path("/etc/localtime")) -> datetime.tzinfo:
+    """Return the reader's zone with its rules (``TZ``, else the machine's), not today's offset alone.
+
+    UTC where neither says one that is known here.
+    """
+    name = env.get("TZ", "").removeprefix(":")
+    try:
+        name = name or str(localtime.resolve()).partition("zoneinfo/")[2]
+        if name:
+            return zoneinfo.ZoneInfo(name.removeprefix("posix/"))
+        with localtime.open("rb") as file:  # a copy, and no link to one of a name
+            return zoneinfo.ZoneInfo.from_file(file)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        return datetime.UTC
 
 
 def point(
@@ -104,6 +123,18 @@ def print_duration(seconds: float | None) -> str:
     return f"{days}-{clock}" if days else clock
 
 
+def print_elapsed(seconds: float | None) -> str:
+    """Print a duration as squeue does, ``[[D-]H:]M:SS``, or ``UNLIMITED`` for None."""
+    if seconds is None:
+        return "UNLIMITED"
+    days, rest = divmod(max(0, int(seconds)), DAY)
+    hours, minutes = divmod(rest // MINUTE, 60)
+    behind = f":{rest % MINUTE:02d}"
+    if days:
+        return f"{days}-{hours:02d}:{minutes:02d}{behind}"
+    return f"{hours}:{minutes:02d}{behind}" if hours else f"{minutes}{behind}"
+
+
 def print_point(microseconds: int, tz: datetime.tzinfo) -> str:
     """Print UTC µs as sacct does, ``2026-11-01T08:00:00`` in ``tz``; ``Unknown``: 0, or no date has it."""
     if not 0 < microseconds < LAST_US:
@@ -158,7 +189,9 @@ def _next_clock(clock: datetime.time, local: datetime.datetime, *, past: bool) -
     zone = local.tzinfo or datetime.UTC
     today = _at(local.date(), clock, zone)
     if past or today > local:
-        return today
+        # Both without their offset: of a time that comes twice in a night the second may be what is meant.
+        gone = not past and today.timestamp() <= local.timestamp()
+        return today.replace(fold=1) if gone else today
     return _at(local.date() + datetime.timedelta(days=1), clock, zone)
 
 

@@ -48,6 +48,10 @@ class Tracer(Protocol):
         """Begin the first span of this process in a trace; None if the trace is not sampled."""
         ...
 
+    def flush(self, seconds: float) -> None:
+        """Send what has ended, for so long at most: this process ends without ceremony. Blocks."""
+        ...
+
 
 class NoTracer:
     """Traces nothing."""
@@ -57,3 +61,6 @@ class NoTracer:
     ) -> Span | None:
         """Return None."""
         return None
+
+    def flush(self, seconds: float) -> None:
+        """Do nothing."""

@@ -51,6 +51,8 @@ class Tuning(pydantic.BaseModel):
         kv_offload_gb: host memory of a replica for KV blocks that leave the GPU, in 10^9 bytes; 0: none.
         speculative: guessing ahead; None: none.
         quantization_approval: who allowed fp8 for this version, and where it is written down.
+        parking: what becomes of a parked replica (rung 2): the engine sleeps at that level, or its process
+            ends; auto: level 1 where the engine sleeps and the host has room, else the process ends.
     """
 
     model_config = _STRICT
@@ -60,6 +62,7 @@ class Tuning(pydantic.BaseModel):
     kv_offload_gb: float = pydantic.Field(0.0, ge=0, le=10_000)
     speculative: Speculative | None = None
     quantization_approval: str = ""
+    parking: Literal["auto", "level-1", "level-2", "process"] = "auto"
 
 
 def read(given: Mapping[str, Any]) -> Tuning:

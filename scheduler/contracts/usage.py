@@ -115,6 +115,11 @@ class GpuRow:
     runs of a requeued Slurm job from 0, so that no run's time is lost or counted twice. A row may be
     written again under the same key with a later end while its minute goes on; the one that ends last
     counts.
+
+    Attributes:
+        lost: 1 if nobody on the node could write it: the broker has, until the end that Slurm states. It
+            counts from where the agent's own rows of the run end.
+        parts: of a GPU that `gpus` counts, here and in the lease's replica rows: 1 for whole ones.
     """
 
     cluster: str
@@ -128,6 +133,13 @@ class GpuRow:
     start_us: int
     end_us: int
     seq: int  # 0, 1, 2 … within the run; (lease, run, seq) is the key
+    lost: int = 0
+    parts: int = 1
+
+    @property
+    def gpu_us(self) -> int:
+        """GPU-µs, rounded down; none of a row that ends before it begins."""
+        return self.gpus * max(0, self.end_us - self.start_us) // max(1, self.parts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -167,6 +179,9 @@ class ReplicaTimeRow:
     measured: int = 0
     dedicated: str = ""
 
+
+# `UsageRow.reason` of a whole answer whose engine told no usage.
+ESTIMATED = "usage estimated: the engine told none"
 
 Row = UsageRow | GpuRow | ReplicaTimeRow
 

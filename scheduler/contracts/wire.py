@@ -3,9 +3,11 @@
 Apart from the records, so that those load where gRPC is not installed.
 """
 
+import dataclasses
 import json
+from collections.abc import Iterator, Sequence
 
-from scheduler.contracts import fleet, ids
+from scheduler.contracts import fleet, ids, loras
 from scheduler.contracts.v1 import control_pb2 as pb
 
 CHANNEL_OPTIONS = (
@@ -23,6 +25,10 @@ SERVER_OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
 )
+_ADAPTER_STATES = frozenset(loras.AdapterState)
+_STATES = frozenset(fleet.ReplicaState)
+_ROLES = frozenset(fleet.Role)
+_ENGINES = frozenset(fleet.EngineKind)
 
 
 def spec_to_pb(spec: fleet.ReplicaSpec) -> pb.ReplicaSpec:
@@ -37,11 +43,17 @@ def spec_to_pb(spec: fleet.ReplicaSpec) -> pb.ReplicaSpec:
         reserved_seats=spec.reserved_seats,
         max_context=spec.max_context,
         gpus=spec.gpus,
+        hardware_json=""
+        if spec.hardware == fleet.ANY_NODE
+        else json.dumps(dataclasses.asdict(spec.hardware), sort_keys=True),
         adapters=dict(spec.adapters),
         dedicated=spec.dedicated,
         itl_slo_ms=spec.itl_slo_ms,
+        ttft_slo_ms=spec.ttft_slo_ms,
         weights_digest=spec.weights_digest,
         tuning_json=json.dumps(dict(spec.tuning), sort_keys=True) if spec.tuning else "",
+        adapter_slots=spec.adapter_slots,
+        adapter_host=spec.adapter_host,
     )
 
 
@@ -61,12 +73,23 @@ def spec_from_pb(message: pb.ReplicaSpec) -> fleet.ReplicaSpec:
         reserved_seats=message.reserved_seats,
         max_context=message.max_context,
         gpus=message.gpus,
+        hardware=_hardware(message.hardware_json),
         adapters=dict(message.adapters),
         dedicated=message.dedicated,
         itl_slo_ms=message.itl_slo_ms if message.HasField("itl_slo_ms") else 25.0,
+        ttft_slo_ms=message.ttft_slo_ms,
         weights_digest=message.weights_digest,
         tuning=json.loads(message.tuning_json or "{}"),
+        adapter_slots=message.adapter_slots,
+        adapter_host=message.adapter_host,
     )
+
+
+def _hardware(text: str) -> fleet.Hardware:
+    """Return hardware from JSON; keys of a newer release are left out."""
+    names = {field.name for field in dataclasses.fields(fleet.Hardware)}
+    said = json.loads(text or "{}")
+    return fleet.Hardware(**{key: item for key, item in said.items() if key in names})
 
 
 def stats_to_pb(stats: fleet.ReplicaStats) -> pb.ReplicaStats:
@@ -111,6 +134,46 @@ def stats_from_pb(message: pb.ReplicaStats) -> fleet.ReplicaStats:
     )
 
 
+def adapters_to_pb(held: Sequence[loras.HeldAdapter]) -> list[pb.HeldAdapter]:
+    """Return the messages of a replica's adapters."""
+    return [
+        pb.HeldAdapter(
+            name=one.name,
+            path=one.path,
+            state=one.state.value,
+            running=one.running,
+            used_us=one.used_us,
+            uses=one.uses,
+            load_ms=one.load_ms,
+            reason=one.reason,
+        )
+        for one in held
+    ]
+
+
+def adapters_from_pb(message: pb.ReplicaReport) -> tuple[loras.HeldAdapter, ...] | None:
+    """Return the adapters that a replica has loaded at run time; None: it loads none.
+
+    One in a state that only a newer release knows is left out: no request may count on it.
+    """
+    if not message.takes_adapters:
+        return None
+    return tuple(
+        loras.HeldAdapter(
+            one.name,
+            one.path,
+            loras.AdapterState(one.state),
+            one.running,
+            one.used_us,
+            one.uses,
+            one.load_ms,
+            one.reason,
+        )
+        for one in message.adapters
+        if one.state in _ADAPTER_STATES
+    )
+
+
 def replica_to_pb(replica: fleet.Replica) -> pb.Replica:
     """Return a replica's message."""
     return pb.Replica(
@@ -126,6 +189,10 @@ def replica_to_pb(replica: fleet.Replica) -> pb.Replica:
             phases_s=dict(replica.phases_s),
             staging=replica.staging,
             spec=spec_to_pb(replica.spec),
+            takes_adapters=replica.adapters is not None,
+            adapters=adapters_to_pb(replica.adapters or ()),
+            adapter_room=replica.adapter_room,
+            nodes=replica.nodes,
         ),
         cluster=replica.cluster,
         lease_id=replica.lease_id,
@@ -136,8 +203,12 @@ def replica_to_pb(replica: fleet.Replica) -> pb.Replica:
 
 
 def replica_from_pb(message: pb.Replica) -> fleet.Replica:
-    """Return a message's replica."""
+    """Return a message's replica.
+
+    A word that only a newer release knows must not hide the rest of the fleet: see `standing_from_pb`.
+    """
     report = message.report
+    state, role = standing_from_pb(report)
     return fleet.Replica(
         replica_id=ids.ReplicaId(report.replica_id),
         cluster=message.cluster,
@@ -145,9 +216,9 @@ def replica_from_pb(message: pb.Replica) -> fleet.Replica:
         slot_id=ids.SlotId(message.slot_id),
         slurm_job_id=message.slurm_job_id,
         node=message.node,
-        spec=spec_from_pb(report.spec),
-        state=fleet.ReplicaState(report.state),
-        role=fleet.Role(report.role),
+        spec=spec_of_others(report.spec),
+        state=state,
+        role=role,
         address=report.address,
         incarnation=report.incarnation,
         secret_file=report.secret_file,
@@ -155,7 +226,47 @@ def replica_from_pb(message: pb.Replica) -> fleet.Replica:
         reason=report.reason,
         phases_s=dict(report.phases_s),
         staging=report.staging,
+        adapters=adapters_from_pb(report),
+        adapter_room=report.adapter_room,
+        nodes=tuple(report.nodes),
     )
+
+
+def role_from_pb(word: str) -> fleet.Role:
+    """Return a role; in one that only a newer release knows a replica is for callers alone."""
+    return fleet.Role(word) if word in _ROLES else fleet.Role.INTERACTIVE
+
+
+def standing_from_pb(report: pb.ReplicaReport) -> tuple[fleet.ReplicaState, fleet.Role]:
+    """Return a replica's state and role.
+
+    In a state that only a newer release knows, or serving in such a role, it is `UNKNOWN`: it takes nothing
+    new from here, and what runs on it goes on.
+    """
+    state, said = fleet.ReplicaState(report.state), report.role or fleet.Role.SHARED
+    if state is fleet.ReplicaState.SERVING and said not in _ROLES:
+        state = fleet.ReplicaState.UNKNOWN
+    return state, role_from_pb(said)
+
+
+def unread(report: pb.ReplicaReport) -> Iterator[tuple[str, str]]:
+    """Yield what of a report is told in words that only a newer release knows, and the word."""
+    for what, word, known in (
+        ("state", report.state, _STATES),
+        ("role", report.role or fleet.Role.SHARED, _ROLES),
+    ):
+        if word not in known:
+            yield what, word
+
+
+def spec_of_others(message: pb.ReplicaSpec) -> fleet.ReplicaSpec:
+    """Return the spec of a replica that is asked and not started: an unknown engine is one behind HTTP."""
+    if message.engine not in _ENGINES:
+        seen = pb.ReplicaSpec()
+        seen.CopyFrom(message)
+        seen.engine = fleet.EngineKind.HTTP.value
+        message = seen
+    return spec_from_pb(message)
 
 
 def view_to_pb(view: fleet.FleetView) -> pb.FleetView:
@@ -175,6 +286,13 @@ def view_to_pb(view: fleet.FleetView) -> pb.FleetView:
                 adapter_teams=dict(route.adapter_teams),
                 shadow=route.shadow,
                 shadow_percent=route.shadow_percent,
+                pools=[pb.Pool(**dataclasses.asdict(pool)) for pool in route.pools],
+                base_context=route.base_context,
+                runner=route.runner,
+                start_s=route.start_s,
+                wakes=bool(route.wakes),
+                waking=route.wakes,
+                adapter_faults=dict(route.adapter_faults),
             )
             for route in view.routes.values()
         ],
@@ -202,6 +320,15 @@ def view_from_pb(message: pb.FleetView, received: float) -> fleet.FleetView:
                 adapter_teams=dict(route.adapter_teams),
                 shadow=route.shadow,
                 shadow_percent=route.shadow_percent,
+                pools=tuple(
+                    fleet.Pool(pool.from_tokens, pool.version, pool.max_context)
+                    for pool in route.pools
+                ),
+                base_context=route.base_context,
+                runner=route.runner,
+                start_s=route.start_s,
+                wakes=_waking(route),
+                adapter_faults=dict(route.adapter_faults),
             )
             for route in message.routes
         },
@@ -211,43 +338,8 @@ def view_from_pb(message: pb.FleetView, received: float) -> fleet.FleetView:
     )
 
 
-def demand_to_pb(demand: fleet.Demand) -> pb.Demand:
-    """Return demand's message."""
-    return pb.Demand(
-        model=demand.model,
-        waiting=dict(demand.waiting),
-        in_flight=dict(demand.in_flight),
-        oldest_wait_s=demand.oldest_wait_s,
-        ttft_ms=demand.ttft_ms,
-        arrived=demand.arrived,
-    )
-
-
-def demand_from_pb(message: pb.Demand) -> fleet.Demand:
-    """Return a message's demand."""
-    return fleet.Demand(
-        model=message.model,
-        waiting=dict(message.waiting),
-        in_flight=dict(message.in_flight),
-        oldest_wait_s=message.oldest_wait_s,
-        ttft_ms=tuple(message.ttft_ms),
-        arrived=message.arrived,
-    )
-
-
-def trial_to_pb(trial: fleet.Trial) -> pb.Trial:
-    """Return a trial's message."""
-    return pb.Trial(
-        model=trial.model,
-        version=trial.version,
-        failed=trial.failed,
-        ttft_ms=trial.ttft_ms,
-        itl_ms=trial.itl_ms,
-    )
-
-
-def trial_from_pb(message: pb.Trial) -> fleet.Trial:
-    """Return a message's trial."""
-    return fleet.Trial(
-        message.model, message.version, message.failed, message.ttft_ms, message.itl_ms
-    )
+def _waking(route: pb.Route) -> tuple[str, ...]:
+    """Return the versions that waiting starts; an older peer says only that there are some."""
+    if route.wakes and not route.waking:
+        return tuple(sorted(version for version, percent in route.weights.items() if percent))
+    return tuple(route.waking)

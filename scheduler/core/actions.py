@@ -26,6 +26,7 @@ class RequestLease:
     walltime_s: int = 0
     time_min_s: int = 0
     exclude: tuple[str, ...] = ()
+    hardware: fleet.Hardware = fleet.ANY_NODE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ class Queue:
             ticket.cost = cost
 
     def requeue(self, ticket: Ticket, now: float) -> None:
-        """Let a ticket that was taken wait again at its old place; bounds do not apply.
+        """Let a ticket that was taken wait again at its old place; bounds do not apply, and it is not shed.
 
         Raises:
             ValueError: it waits already, or was never admitted.
@@ -161,7 +161,8 @@ class Queue:
         if ticket.place < 0 or ticket.request_id in self._waiting:
             raise ValueError(f"ticket {ticket.request_id} was not taken from this queue")
         self._bands[ticket.tier].charge(ticket.team, -ticket.cost, now)
-        self._insert(ticket, now, first=True)
+        ticket.again = True
+        self._insert(ticket, now)
 
     def take(
         self,
@@ -220,9 +221,10 @@ class Queue:
             gone.append(first[1])
         return tuple(gone)
 
-    def drop(self, shape: Hashable) -> tuple[Ticket, ...]:
-        """Remove and return everybody who needs ``shape``: nothing will ever take it."""
-        gone = tuple(ticket for band in self._bands.values() for ticket in band.of_shape(shape))
+    def drop(self, shape: Hashable, only: requests.Tier | None = None) -> tuple[Ticket, ...]:
+        """Remove and return everybody, or of one tier ``only``, who needs ``shape``: nothing will take it."""
+        among = self._bands.values() if only is None else (self._bands[only],)
+        gone = tuple(ticket for band in among for ticket in band.of_shape(shape))
         for ticket in gone:
             self.remove(ticket.request_id)
         return gone
@@ -233,9 +235,7 @@ class Queue:
             for ticket in list(band):
                 wanted = shape(ticket)
                 if wanted != ticket.shape:
-                    band.remove(ticket)
-                    ticket.shape = wanted
-                    band.add(ticket, now)
+                    band.reshape(ticket, wanted, now)
 
     def aged(self, now: float) -> bool:
         """Return whether the next turn belongs to tier standard, which has waited too long."""
@@ -292,10 +292,10 @@ class Queue:
                 return [*shed, found[1]]
         return None
 
-    def _insert(self, ticket: Ticket, now: float, *, first: bool = False) -> None:
+    def _insert(self, ticket: Ticket, now: float) -> None:
         self._waiting[ticket.request_id] = ticket
         self._size += ticket.size
-        self._bands[ticket.tier].add(ticket, now, first=first)
+        self._bands[ticket.tier].add(ticket, now)
         if ticket.deadline is not None:
             self._deadlines.put(ticket.request_id, (ticket.deadline, ticket.place), ticket)
 

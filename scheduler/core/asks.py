@@ -6,6 +6,7 @@ maintenance or for somebody else from some time on, its walltime is cut to end b
 worth a start; otherwise it is not asked for.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -73,20 +74,17 @@ def ask(
         return None, f"{name}: every node is cordoned; `fctl uncordon NODE` lets one back"
     if pending >= settings.pending_leases:
         return None, f"{name}: {pending} leases wait in Slurm's queue already (pending_leases)"
-    gpus = max(settings.lease_gpus, deployment.spec.gpus)
-    if deployment.spec.gpus <= settings.node_gpus:
-        # Tensor parallelism wants one node: whatever fits into one gets no lease that spans several.
-        gpus = min(gpus, settings.node_gpus)
-    nodes = 0
-    if settings.node_gpus and gpus > settings.node_gpus:
-        nodes = math.ceil(gpus / settings.node_gpus)
-        gpus = nodes * settings.node_gpus
-    held = held_gpus(snap, rolling) + sum(room.gpus for room in available if room.lease_id is None)
+    hardware = deployment.spec.hardware
+    units, nodes = size(settings, deployment.spec.gpus, hardware)
+    gpus = hardware.whole(units)
+    held = held_gpus(snap, rolling) + sum(
+        room.hardware.whole(room.gpus) for room in available if room.lease_id is None
+    )
     if snap.gpus and held + gpus > snap.gpus:
         return None, f"{name}: all {snap.gpus} GPUs of the fleet are held, {held} of them now"
     whole, least = settings.lease_walltime_s, settings.lease_time_min_s
     left, window = fitting_s(snap, settings, gpus, nodes)
-    reason = f"{name} needs {deployment.spec.gpus} GPUs and no lease has them"
+    reason = f"{name} needs {needs(deployment.spec)} and no lease has them"
     cut = 0
     if left < whole:
         least = math.ceil(_worth_s(snap, settings))
@@ -100,7 +98,69 @@ def ask(
     spared = snap.cordoned | _spared(snap, kind, rolling)
     # One that may start nowhere would be refused.
     exclude = tuple(sorted(snap.cordoned if names and names <= spared else spared))
-    return actions.RequestLease(kind, gpus, reason, dedicated, nodes, cut, time_min, exclude), ""
+    asked = actions.RequestLease(kind, units, reason, dedicated, nodes, cut, time_min, exclude)
+    each = fleet.taken(deployment.spec.gpus, units // max(1, nodes))
+    kept = of_lease(hardware, each, units)
+    return dataclasses.replace(asked, hardware=kept), ""
+
+
+def promised(asked: actions.RequestLease, deployment: snapshot.Deployment) -> placement.Room:
+    """Return the room that an ask brings, beside the replica that it is for."""
+    room = placement.Room(
+        None,
+        False,
+        asked.gpus,
+        [],
+        waits_for="a lease is asked for",
+        team=deployment.spec.dedicated,
+        kind=asked.kind,
+        gpus=asked.gpus,
+        nodes=max(1, asked.nodes),
+        hardware=asked.hardware,
+        free_gb=asked.hardware.memory_gb or math.inf,
+    )
+    placement.find([room], deployment.spec, new_slots=True, key=deployment.key)
+    return room
+
+
+def of_lease(hardware: fleet.Hardware, units: int, held: int) -> fleet.Hardware:
+    """Return what a lease of ``held`` units needs of a node, for as many replicas as it has room for.
+
+    Args:
+        hardware: one replica's.
+        units: that one replica takes of it.
+        held: the lease's.
+    """
+    each = max(1, held // max(1, units))
+    return dataclasses.replace(
+        hardware, memory_gb=each * hardware.memory_gb, cpus=each * hardware.cpus
+    )
+
+
+def size(settings: Settings, units: int, hardware: fleet.Hardware) -> tuple[int, int]:
+    """Return the units of a lease for a replica, and how many whole nodes they are; 0: one node or less."""
+    if hardware.gres == "none":
+        return 0, 0
+    if hardware.shared:
+        # Slurm gives a job parts of one GPU of a node; a lease of more would never start.
+        return max(units, min(settings.lease_gpus, 1) * hardware.parts), 0
+    gpus = max(settings.lease_gpus, units)
+    if units <= settings.node_gpus:
+        # Tensor parallelism wants one node: whatever fits into one gets no lease that spans several.
+        gpus = min(gpus, settings.node_gpus)
+    if settings.node_gpus and gpus > settings.node_gpus:
+        nodes = math.ceil(gpus / settings.node_gpus)
+        return nodes * settings.node_gpus, nodes
+    return gpus, 0
+
+
+def needs(spec: fleet.ReplicaSpec) -> str:
+    """Return what a replica needs, for people: `2 GPUs`, `1 shard of a GPU`, `CPUs`."""
+    if spec.hardware.shared:
+        return f"{spec.hardware.gres}:{spec.gpus} of a GPU"
+    if spec.hardware.gres == "none":
+        return "CPUs"
+    return f"{spec.gpus} GPUs"
 
 
 def passed_over(snap: snapshot.Snapshot, going: frozenset[str]) -> Iterator[actions.CloseLease]:
@@ -155,7 +215,7 @@ def _spared(
 def held_gpus(snap: snapshot.Snapshot, rolling: frozenset[str]) -> int:
     """Return the GPUs of leases that are held or asked for, without those that are given back or roll."""
     return sum(
-        held.lease.gpus
+        held.lease.hardware.whole(held.lease.gpus)
         for held in snap.leases
         if held.lease.state not in {fleet.LeaseState.CLOSING, fleet.LeaseState.ENDED}
         and held.lease.lease_id not in rolling
@@ -193,7 +253,8 @@ def crossing(snap: snapshot.Snapshot, settings: Settings) -> Iterator[actions.Cl
         lease = held.lease
         if lease.state is not fleet.LeaseState.PENDING or not snap.closures:
             continue
-        left, window = fitting_s(snap, settings, lease.gpus, lease.whole_nodes)
+        gpus = lease.hardware.whole(lease.gpus)
+        left, window = fitting_s(snap, settings, gpus, lease.whole_nodes)
         least = max(lease.time_min_s, math.ceil(_worth_s(snap, settings)))
         if least <= _cut_s(left) and left < (lease.time_min_s or lease.walltime_s):
             yield actions.CloseLease(

@@ -3,7 +3,9 @@
 Signals are what callers feel and what fills up: queue wait, sequences in flight against those that a replica
 runs within its SLO, KV pressure, TTFT and time per token against SLO, the request rate against what a replica
 takes, and the forecast. CPU or GPU percent is none of them. The need is the largest of what the signals ask
-for; it falls only after it has been lower for a while, a tenth at a time, by draining.
+for; it falls only after it has been lower for a while, a tenth at a time, by draining. A version that the
+route no longer names falls at once to its floor, or to what still answers callers: an answer that a drain
+cuts short goes on at no other version.
 """
 
 import dataclasses
@@ -14,6 +16,7 @@ KV_FULL = 0.9  # share of KV blocks held by interactive sequences that counts as
 PRESSURE = 0.5  # of the TTFT SLO, as for rung 1
 MOST = 10_000  # far above any site: a rate that is a slip must not become a number that nobody can hold
 LASTING_S = 5.0  # pressure that rung 1, which takes a second, has not ended by then
+_UNREACHABLE = "no request can come to it"
 GROWTH = 0.25  # replicas added under pressure, as a share of those that serve
 
 
@@ -49,7 +52,7 @@ class Scaling:
         floor: replicas kept warm for interactive callers whatever the demand.
         minimum, maximum: interactive bounds; maximum 0: no bound but the fleet.
         batch_floor, batch_maximum: replicas that may be lent to batch beyond the need; maximum 0: no bound.
-        share: of the model's traffic (versions of one model share it).
+        share: of the model's traffic (versions of one model share it); 0: no request comes to it.
         concurrency: sequences that a replica runs within its SLOs; 0: its seats.
         requests_per_s: what a replica takes within its SLOs; 0: not known.
         start_s: how long a start takes, measured (0: not known yet); `wake_s`: out of a parked process.
@@ -82,6 +85,7 @@ class Signal:
 
     Attributes:
         serving: replicas that interactive callers can use; `coming`: on their way.
+        answering: replicas that answer such callers now.
         waiting, in_flight: interactive and standard requests.
         oldest_wait_s: the head of the queue.
         ttft_ms, itl_ms: newest medians, 0 if there are none.
@@ -91,10 +95,12 @@ class Signal:
         held_s: seconds that a request stays, by the ledger; 0 if not known.
         floor: a schedule's floor now; `floor_name`: whose.
         seats: of a replica.
+        ttft_slo_ms, itl_slo_ms: what the model promises; 0: nothing but what the site does.
     """
 
     serving: int = 0
     coming: int = 0
+    answering: int = 0
     waiting: int = 0
     in_flight: int = 0
     oldest_wait_s: float = 0.0
@@ -107,6 +113,8 @@ class Signal:
     floor: int = 0
     floor_name: str = ""
     seats: int = 1
+    ttft_slo_ms: float = 0.0
+    itl_slo_ms: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,6 +146,12 @@ def need(
     scaling: Scaling, signal: Signal, before: Memory | None, now: float, settings: Settings
 ) -> Need:
     """Return how many replicas interactive callers need; see the module."""
+    if scaling.share <= 0:  # whatever it was needed for is over: its GPUs may be another version's
+        floor = scaling.bounded(0)
+        least, reason = max(floor, signal.answering), _UNREACHABLE
+        if least:
+            reason += f": floor {floor}" if least == floor else f": {least} still answer"
+        return Need(least, reason, Memory(least))
     memory = Memory(need=signal.serving + signal.coming) if before is None else before
     busy = signal.waiting + signal.in_flight > 0 or bool(signal.rate)
     busy_at = now if busy or memory.busy_at is None else memory.busy_at
@@ -168,9 +182,10 @@ def need(
 
 
 def _pressed(signal: Signal, settings: Settings) -> bool:
-    slo_s = settings.ttft_slo_ms / 1000
+    slo_s = (signal.ttft_slo_ms or settings.ttft_slo_ms) / 1000
     wait = max(signal.oldest_wait_s if signal.waiting else 0.0, signal.ttft_ms / 1000)
-    slow = settings.itl_slo_ms > 0 and signal.itl_ms > settings.itl_slo_ms
+    # A model that promises no more than so many tokens/s is not pressed where the site aims at more.
+    slow = settings.itl_slo_ms > 0 and signal.itl_ms > max(settings.itl_slo_ms, signal.itl_slo_ms)
     return wait > PRESSURE * slo_s or signal.kv > KV_FULL or slow
 
 
@@ -204,8 +219,11 @@ def _count(replicas: float) -> int:
 
 
 def _bound(scaling: Scaling, signal: Signal, asked: int, wanted: int) -> str:
-    if wanted < asked:
-        return f"maximum {scaling.maximum}, though {asked} would be needed"
+    if wanted < max(asked, signal.floor):
+        asks = f"{asked} would be needed"
+        if signal.floor > asked:
+            asks = f"schedule {signal.floor_name} asks for {signal.floor}"
+        return f"maximum {scaling.maximum}, though {asks}"
     if signal.floor_name and wanted == signal.floor:
         return f"schedule {signal.floor_name}: floor {signal.floor}"
     return f"floor {wanted}"

@@ -38,6 +38,7 @@ class Ticket:
         size: bytes of its body, which wait with it.
         cost: weighted tokens that it is thought to take; charged to its team when it goes.
         place: position given by `Queue.offer`; kept through every requeue.
+        again: it has had its turn and waits again, before all others of its team.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class Ticket:
     size: int = 0
     cost: float = 1.0
     place: int = -1
+    again: bool = False
 
     @property
     def urgency(self) -> tuple[float, int]:
@@ -170,7 +172,7 @@ class Band:
 
         The longest queue gives way (McKenney, Stochastic Fairness Queueing, 1990), measured by its
         dominant part (Ghodsi et al., Dominant Resource Fairness, NSDI 2011): so whoever floods a band
-        loses its own tickets and nobody else's.
+        loses its own tickets and nobody else's. Who waits again does not: its client may have half an answer.
         """
         first = self._longest.first()
         if first is None:
@@ -178,8 +180,8 @@ class Band:
         key, team = first
         return -key[0], next(reversed(self._teams[team].tickets.values()))
 
-    def add(self, ticket: Ticket, now: float, *, first: bool = False) -> None:
-        """Let a ticket wait; ``first``: it has waited before, longer than all others of its team."""
+    def add(self, ticket: Ticket, now: float) -> None:
+        """Let a ticket wait; one that waits again goes before all others of its team."""
         self._rebase(now)
         team = self._teams.get(ticket.team)
         if team is None:
@@ -189,20 +191,12 @@ class Band:
             self._served.put(ticket.team, self.service.key(ticket.team), ticket.team)
         for line in (self._arrivals, team.tickets):
             line[ticket.request_id] = ticket
-            if first:
+            if ticket.again:
                 line.move_to_end(ticket.request_id, last=False)
         self.size += ticket.size
         team.size += ticket.size
         self._measure(ticket.team, team)
-        lane = self._lane(ticket.shape)
-        name = self._names[ticket.shape]
-        team.lanes[name] = lane
-        line_of_team = lane.teams.get(ticket.team)
-        if line_of_team is None:
-            line_of_team = lane.teams[ticket.team] = ordering.Order()
-            lane.order.put(ticket.team, self.service.key(ticket.team), ticket.team)
-        line_of_team.put(ticket.request_id, ticket.urgency, ticket)
-        self._place_lane(name, lane)
+        self._enter(ticket, team)
 
     def remove(self, ticket: Ticket) -> None:
         """Forget a ticket that waits."""
@@ -211,6 +205,36 @@ class Band:
         del team.tickets[ticket.request_id]
         self.size -= ticket.size
         team.size -= ticket.size
+        self._leave(ticket, team)
+        if team.tickets:
+            self._measure(ticket.team, team)
+            return
+        del self._teams[ticket.team]
+        self._longest.discard(ticket.team)
+        self._served.discard(ticket.team)
+
+    def reshape(self, ticket: Ticket, shape: Hashable, now: float) -> None:
+        """Let a ticket need ``shape`` from now on; its place among those that came is kept."""
+        self._rebase(now)
+        team = self._teams[ticket.team]
+        self._leave(ticket, team)
+        ticket.shape = shape
+        self._enter(ticket, team)
+
+    def _enter(self, ticket: Ticket, team: _Team) -> None:
+        """Put a ticket into the lane of its shape."""
+        lane = self._lane(ticket.shape)
+        name = self._names[ticket.shape]
+        team.lanes[name] = lane
+        line = lane.teams.get(ticket.team)
+        if line is None:
+            line = lane.teams[ticket.team] = ordering.Order()
+            lane.order.put(ticket.team, self.service.key(ticket.team), ticket.team)
+        line.put(ticket.request_id, ticket.urgency, ticket)
+        self._place_lane(name, lane)
+
+    def _leave(self, ticket: Ticket, team: _Team) -> None:
+        """Take a ticket out of its lane."""
         name = self._names[ticket.shape]
         lane = self._lanes[name]
         line = lane.teams[ticket.team]
@@ -220,12 +244,6 @@ class Band:
             lane.order.discard(ticket.team)
             del team.lanes[name]
         self._place_lane(name, lane)
-        if team.tickets:
-            self._measure(ticket.team, team)
-            return
-        del self._teams[ticket.team]
-        self._longest.discard(ticket.team)
-        self._served.discard(ticket.team)
 
     def take(
         self, place: Callable[[Ticket], Placed | Pass | None], now: float
@@ -292,7 +310,15 @@ class Band:
             self._place_lane(lane_name, lane)
 
     def _measure(self, name: str, team: _Team) -> None:
-        self._longest.put(name, (-self.bound.part(len(team.tickets), team.size),), name)
+        """Order a team among those that make room; one of which all wait again makes none.
+
+        Batch does: nobody has heard anything of a line that waits, and its runner sends it again.
+        """
+        newest = next(reversed(team.tickets.values()))
+        if newest.again and newest.tier is not requests.Tier.BATCH:
+            self._longest.discard(name)
+        else:
+            self._longest.put(name, (-self.bound.part(len(team.tickets), team.size),), name)
 
     def _lane(self, shape: Hashable) -> _Lane:
         name = self._names.get(shape)

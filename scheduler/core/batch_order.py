@@ -6,6 +6,7 @@ the team's part of all decayed use, S its part of all shares.
 https://slurm.schedmd.com/classic_fair_share.html
 """
 
+import bisect
 import collections
 import dataclasses
 import enum
@@ -169,16 +170,15 @@ def ordered(
     share = factors(usage, rules.shares, (job.team for job in jobs))
     ranked = [(job, priority(job, rules, share[job.team], now_us)) for job in jobs]
     ranked.sort(key=lambda each: (-each[1], each[0].submitted_us, each[0].job_id))
-    mine: dict[tuple[str, str], collections.deque[tuple[Job, int]]] = {}
-    for job, _ in ranked:
-        mine.setdefault((job.team, job.user), collections.deque())
-    for owner, queue in mine.items():
-        own = [each for each in ranked if (each[0].team, each[0].user) == owner]
-        own.sort(
+    owned: dict[tuple[str, str], list[tuple[Job, int]]] = {}
+    for each in ranked:
+        owned.setdefault((each[0].team, each[0].user), []).append(each)
+    for mine in owned.values():
+        mine.sort(
             key=lambda each: -each[0].top_us
         )  # stable: those never put on top keep their order
-        queue.extend(own)
-    return [mine[job.team, job.user].popleft() for job, _ in ranked]
+    turns = {owner: iter(mine) for owner, mine in owned.items()}
+    return [next(turns[job.team, job.user]) for job, _ in ranked]
 
 
 def decide(jobs: Sequence[Job], rules: Rules, usage: Mapping[str, float], now_us: int) -> Decision:
@@ -225,11 +225,11 @@ class _Tally:
         for job in running:
             self.add(job)
 
-    def add(self, job: Job) -> None:
-        """Count a job that runs."""
-        self._teams[job.team] += 1
-        self._arrays[job.array_id] += 1
-        self._qos[job.qos, job.team, job.user] += 1
+    def add(self, job: Job, count: int = 1) -> None:
+        """Count a job that runs; ``count`` -1: it has ended."""
+        self._teams[job.team] += count
+        self._arrays[job.array_id] += count
+        self._qos[job.qos, job.team, job.user] += count
 
     def limit(self, job: Job, rules: Rules) -> Wait | None:
         """Return which limit of its own keeps a job back."""
@@ -257,38 +257,84 @@ def throughput(runs: Iterable[tuple[int, int, int]]) -> float:
     return tokens * US / busy_us if busy_us else 0.0
 
 
+_SURE = 20  # lines from whose tokens the others' are told
+_TOLD = 2_000  # jobs whose start is estimated: their users look again before the others matter
+_NOTHING = 1e-6  # of a token
+_ALL = (0.02, 2.0)  # how far jobs may make the next ones' estimates shrink or grow
+
+
+def truth(jobs: Iterable[tuple[int, int]]) -> float:
+    """Return what jobs took of the tokens that had been estimated for them; 1 without any.
+
+    Args:
+        jobs: tokens that each took, and that were estimated; those without an estimate don't count.
+    """
+    took = expected = 0
+    for tokens, guess in jobs:
+        if guess:
+            took, expected = took + tokens, expected + guess
+    return min(max(took / expected, _ALL[0]), _ALL[1]) if expected else 1.0
+
+
+def left(used: int, done: int, total: int, expected: int) -> int:
+    """Return the tokens that a job still wants.
+
+    Args:
+        used: tokens of its lines that are done.
+        done: those lines.
+        total: all lines.
+        expected: tokens that are expected of all, where too few are done to tell.
+    """
+    if done >= min(_SURE, total):
+        return round(used / done * (total - done)) if done else 0
+    return max(0, expected - used)
+
+
 def starts(
     jobs: Sequence[Job], rules: Rules, usage: Mapping[str, float], now_us: int, tokens_per_s: float
 ) -> dict[int, int]:
     """Estimate when jobs that wait will start, UTC µs; one that can't be told is left out.
 
-    The running jobs share the rate equally, each that ends makes room for the next in order. What is held,
-    or waits for another job, has no estimate.
+    The running jobs share the rate equally, each that ends makes room for the next in today's order. What is
+    held, or waits for another job, has no estimate, nor has what comes after the first `_TOLD`.
     """
     if tokens_per_s <= 0:
         return {}
-    left = {job.job_id: float(max(1, job.left_tokens)) for job in jobs if job.running}
-    by_id = {job.job_id: job for job in jobs}
-    waiting = [job for job in jobs if not job.running]
+    running = {job.job_id: job for job in jobs if job.running}
+    left = {job_id: _work(job) for job_id, job in running.items()}
+    tally = _Tally(running.values())
+    may = [job for job in jobs if not job.running and _own(job, job.begin_us) is None]
+    waiting = [job for job, _ in ordered(may, rules, usage, now_us)]
+    begins = sorted({job.begin_us for job in waiting if job.begin_us > now_us})
     found: dict[int, int] = {}
     at_us = now_us
-    while waiting:
-        now_running = [dataclasses.replace(by_id[each], running=True) for each in left]
-        begun = decide([*now_running, *waiting], rules, usage, at_us)
-        for each in begun.start:
-            found[each] = at_us
-            left[each] = float(max(1, by_id[each].left_tokens))
-        waiting = [job for job in waiting if job.job_id not in found]
-        later = [job.begin_us for job in waiting if begun.waits[job.job_id] is Wait.BEGIN]
-        step_us = math.inf
-        if left:
-            step_us = min(left.values()) * len(left) / tokens_per_s * US
-        if later:
-            step_us = min(step_us, min(later) - at_us)
+    while waiting and len(found) < _TOLD:
+        late: list[Job] = []
+        for place, job in enumerate(waiting):
+            if len(running) >= rules.jobs:
+                late += waiting[place:]
+                break
+            if job.begin_us > at_us or tally.limit(job, rules):
+                late.append(job)
+                continue
+            tally.add(job)
+            running[job.job_id], left[job.job_id], found[job.job_id] = job, _work(job), at_us
+        waiting = late
+        step_us = min(left.values()) * len(left) / tokens_per_s * US if left else math.inf
+        coming = bisect.bisect_right(begins, at_us)
+        if coming < len(begins):
+            step_us = min(step_us, begins[coming] - at_us)
         if math.isinf(step_us):
             break
         step = max(1, math.ceil(step_us))
         done = tokens_per_s * step / US / len(left) if left else 0.0
-        left = {each: rest - done for each, rest in left.items() if rest - done > 1e-6}
+        for job_id in [each for each, rest in left.items() if rest - done <= _NOTHING]:
+            tally.add(running.pop(job_id), -1)
+            del left[job_id]
+        left = {job_id: rest - done for job_id, rest in left.items()}
         at_us += step
     return found
+
+
+def _work(job: Job) -> float:
+    return float(max(1, job.left_tokens))

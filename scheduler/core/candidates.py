@@ -98,7 +98,7 @@ class Fleet:
         model, version, batch = kind
         lists: collections.defaultdict[str | None, list[Member]] = collections.defaultdict(list)
         for member in pool.members:
-            for adapter in (None, *member.replica.spec.adapters):
+            for adapter in (None, *member.replica.adapters_ready):
                 lists[adapter].append(member)
         made: dict[tuple[ids.ReplicaId, ...], Group] = {}
         for adapter, members in lists.items():
@@ -120,5 +120,5 @@ def _shape(replica: fleet.Replica) -> tuple[object, ...]:
         spec.model,
         spec.version,
         spec.max_context,
-        spec.adapters,
+        replica.adapters_ready,
     )

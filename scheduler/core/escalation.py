@@ -11,6 +11,7 @@ KEPT = 50  # outcomes that an estimate looks at
 FEW = 5  # fewer say little
 VARIES = 2.0  # a ninetieth percentile so many times the median is uncertain
 PATIENCE = 2.0  # times the ninetieth percentile until a start counts as late
+LEAST_S = 10.0  # a second start takes longer than a little more patience with the first
 
 
 def quantile(outcomes: Sequence[float], share: float) -> float:
@@ -27,9 +28,9 @@ def budget_s(outcomes: Sequence[float], usual_s: float) -> float:
         usual_s: what to expect while there are too few of them.
     """
     if len(outcomes) < FEW:
-        return PATIENCE * max(usual_s, quantile(outcomes, 1.0))
+        return max(LEAST_S, PATIENCE * max(usual_s, quantile(outcomes, 1.0)))
     late = quantile(outcomes, 0.9)
-    return late if uncertain(outcomes) else PATIENCE * late
+    return max(LEAST_S, late if uncertain(outcomes) else PATIENCE * late)
 
 
 def uncertain(outcomes: Sequence[float]) -> bool:

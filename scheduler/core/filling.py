@@ -132,7 +132,7 @@ def _taken_back(
     if snap.jobs is None or 3 not in settings.rungs:
         return []
     wanted = sum(
-        gap.missing * gap.deployment.spec.gpus
+        members.gpus(gap.deployment.spec, settings.node_gpus, gap.missing)
         for gap in gaps
         if gap.kind is fleet.LeaseKind.SERVE and gap.deployment.scaling is not None
     )
@@ -167,7 +167,8 @@ def _parts(
     for kind, number, role, pool in pools:
         overdue = [known for known in pool if _overdue(known) and deployment.scaling is not None]
         # One that is late may still come: whichever is ready first stays, the others are surplus then.
-        enough = number + len(overdue)
+        lacking = max(0, number - sum(map(members.serves, pool)))
+        enough = number + min(len(overdue), lacking)
         surplus = len(pool) - enough
         stops = _surplus(snap, settings, deployment, pool, surplus) if surplus > 0 else []
         gap = None
@@ -180,11 +181,9 @@ def _parts(
 
 
 def _overdue(known: snapshot.KnownReplica) -> bool:
-    """Return whether a start has missed the budget of the rung that ordered it."""
-    return 0 < known.budget_s < known.age_s and known.replica.state in {
-        fleet.ReplicaState.STARTING,
-        fleet.ReplicaState.WARM,
-    }
+    """Return whether a start, or a wake, has missed the budget of the rung that ordered it."""
+    # One that waits for its weights is not slow: their source is, and elsewhere it would be too.
+    return 0 < known.budget_s < known.coming_s and not known.replica.staging
 
 
 def _surplus(
@@ -292,8 +291,8 @@ def _grow(
         )
         if deployment.scaling is not None and 2 not in settings.rungs:
             mine = [room for room in mine if room.kind is gap.kind]
-        place = placement.take(
-            mine, deployment.spec.gpus, new_slots=snap.jobs is not None, key=deployment.key
+        place = placement.find(
+            mine, deployment.spec, new_slots=snap.jobs is not None, key=deployment.key
         )
         if paused and failures is not None:
             pause = failures.until - snap.now
@@ -307,7 +306,7 @@ def _grow(
                 if deployment.scaling is not None and 2 in settings.rungs:
                     yield from _make_hole(snap, settings, gap, mine, stopping)
                 return  # the next one would hear the same
-            available.append(_promised(asked, deployment))
+            available.append(asks.promised(asked, deployment))
             yield asked
 
 
@@ -324,12 +323,12 @@ def _make_hole(
         for known in snap.replicas
         if members.serves(known) and known.replica.replica_id not in stopping
     ]
-    hole = packing.make_hole(rooms, movable, gap.deployment.spec.gpus)
+    spec = gap.deployment.spec
+    alike = [room for room in rooms if room.hardware.place == spec.hardware.place]
+    hole = packing.make_hole(alike, movable, spec.gpus, spec.hardware.memory_gb)
     for known in hole.moved if hole else ():
         stopping.add(known.replica.replica_id)
-        reason = (
-            f"moved: {members.name(gap.deployment)} needs {gap.deployment.spec.gpus} GPUs together"
-        )
+        reason = f"moved: {members.name(gap.deployment)} needs {spec.gpus} GPUs together"
         yield actions.StopReplica(known.replica.replica_id, settings.drain_s, reason)
     if hole is not None:
         # Nothing else of this plan may take what is to be its hole.
@@ -354,20 +353,6 @@ def _placed(gap: _Gap, place: placement.Place, notes: list[str]) -> Iterator[act
             yield actions.CloseSlot(slot.lease_id, slot.slot_id, why)
     else:
         notes.append(f"{name}: {place.waits_for}")
-
-
-def _promised(asked: actions.RequestLease, deployment: snapshot.Deployment) -> placement.Room:
-    return placement.Room(
-        None,
-        False,
-        asked.gpus - deployment.spec.gpus,
-        [],
-        used=True,
-        waits_for="a lease is asked for",
-        team=deployment.spec.dedicated,
-        kind=asked.kind,
-        gpus=asked.gpus,
-    )
 
 
 def _give_back(

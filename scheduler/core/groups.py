@@ -8,7 +8,7 @@ amount above the member's position, so that sorted lists of them are searched wi
 import functools
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from scheduler.core.contenders import Member, claim, hash_of, highest, is_stale
 
@@ -37,7 +37,7 @@ class Pool:
     """
 
     __slots__ = (
-        "_rooms", "_tokens", "_watching", "at", "batch", "keys", "members", "newest", "order",
+        "_parts", "_rooms", "_tokens", "_watching", "at", "batch", "keys", "members", "newest", "order",
         "resting", "room", "total", "views",
     )  # fmt: skip
 
@@ -46,6 +46,7 @@ class Pool:
         self.at = {member.replica_id: at for at, member in enumerate(self.members)}
         self.batch = batch
         self.views = 0
+        self._parts: list[tuple[bytearray, list[int]]] = []
         self._watching: list[Callable[[], None]] = []
         for at, member in enumerate(self.members):
             watcher = functools.partial(self.moved, at)
@@ -64,27 +65,45 @@ class Pool:
         self.newest = max((member.heard_at for member in self.members), default=-math.inf)
         self._tokens = [member.load.tokens for member in self.members]
         self.total = sum(self._tokens)
-        self.keys = [self._key(at) for at in range(len(self.members))]
-        self._rooms = [self._room(at) for at in range(len(self.members))]
+        reckoned = [self._reckoned(at) for at in range(len(self.members))]
+        self.keys = [key for key, _ in reckoned]
+        self._rooms = [room for _, room in reckoned]
         self.order = sorted([key for key in self.keys if key >= 0])
         self.room = sorted(self._rooms[key & AT] for key in self.order)
         self.resting = {key & AT for key in self.order if not self.members[key & AT].load.prefill}
+        for inside, order in self._parts:
+            order[:] = [key for key in self.order if inside[key & AT]]
+
+    def ordered(self, positions: Iterable[int]) -> Sequence[int]:
+        """Return those of `order` that are at ``positions``; the list is kept right as `order` is."""
+        inside = bytearray(len(self.members))
+        for at in positions:
+            inside[at] = 1
+        order = [key for key in self.order if inside[key & AT]]
+        self._parts.append((inside, order))
+        return order
 
     def moved(self, at: int) -> None:
         """Take in that the load of the member at a position has changed."""
-        member = self.members[at]
-        held = member.load
+        held = self.members[at].load
         self.total += held.tokens - self._tokens[at]
         self._tokens[at] = held.tokens
         was, had = self.keys[at], self._rooms[at]
-        key = self.keys[at] = self._key(at)
-        room = self._rooms[at] = self._room(at)
+        key, room = self._reckoned(at)
         if key != was:
+            self.keys[at] = key
             if was >= 0:
                 del self.order[bisect_left(self.order, was)]
             if key >= 0:
                 insort(self.order, key)
+            for inside, order in self._parts:
+                if inside[at]:
+                    if was >= 0:
+                        del order[bisect_left(order, was)]
+                    if key >= 0:
+                        insort(order, key)
         if room != had or (key < 0) != (was < 0):
+            self._rooms[at] = room
             if was >= 0:
                 del self.room[bisect_left(self.room, had)]
             if key >= 0:
@@ -94,33 +113,27 @@ class Pool:
         else:
             self.resting.discard(at)
 
-    def _key(self, at: int) -> int:
+    def _reckoned(self, at: int) -> tuple[int, int]:
+        """Return the key and the entry in `room` of the member at a position.
+
+        Batch does not count against others' KV cache: the replica aborts it for them. An idle replica takes
+        anything: what does not fit its KV cache at all is for the engine to refuse, in its own words.
+        """
         member = self.members[at]
         held = member.load
-        if held.prefill >= member.prefill_limit:
-            return _NOT
+        kv: float = _MOST
+        full = held.prefill >= member.prefill_limit
         if self.batch:
-            if held.urgent + held.batch >= min(member.batch_seats, member.batch_bound):
-                return _NOT
-        elif held.urgent >= member.seats:
-            return _NOT
-        return held.tokens << SHIFT | at
-
-    def _room(self, at: int) -> int:
-        return kv_room(self.members[at], batch=self.batch) << SHIFT | at
-
-
-def kv_room(member: Member, *, batch: bool) -> int:
-    """Return how many tokens of KV cache a request may need that goes there; below 0 where too many do.
-
-    Batch does not count against others: the replica aborts it for them. An idle replica takes anything:
-    what does not fit its KV cache at all is for the engine to refuse, in its own words.
-    """
-    held = member.load
-    if not held.urgent and not (batch and held.batch):
-        return _MOST
-    free = member.kv_limit - held.urgent_kv - (held.batch_kv if batch else 0)
-    return int(max(-_MOST, min(_MOST, free)))
+            seated = held.urgent + held.batch
+            full = full or seated >= min(member.batch_seats, member.batch_bound)
+            if seated:
+                kv = member.kv_limit - held.urgent_kv - held.batch_kv
+        else:
+            full = full or held.urgent >= member.seats
+            if held.urgent:
+                kv = member.kv_limit - held.urgent_kv
+        room = _MOST if kv == _MOST else int(max(-_MOST, min(_MOST, kv)))
+        return _NOT if full else held.tokens << SHIFT | at, room << SHIFT | at
 
 
 class Group:
@@ -132,12 +145,13 @@ class Group:
         named: positions in the pool by id.
         least_context: no member has less.
         longs: where long prompts go; all of them if the group is too small to set any apart.
+        long_named: their positions in the pool by id.
     """
 
     __slots__ = (
-        "_contexts", "_hints", "_inside", "_long_at", "_long_contexts", "_names", "_newest", "_positions",
+        "_contexts", "_hints", "_inside", "_long_contexts", "_long_order", "_names", "_newest", "_positions",
         "_ranked", "_seen",
-        "least_context", "longs", "members", "named", "pool",
+        "least_context", "long_named", "longs", "members", "named", "pool",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, members: Sequence[Member], long_share: float) -> None:
@@ -155,7 +169,10 @@ class Group:
         # The largest contexts first; among equals by hash, so that a restart moves little.
         ranked = sorted(self.members, key=lambda m: (-m.replica.spec.max_context, m.seed))
         self.longs = frozenset(member.replica_id for member in ranked[:count])
-        self._long_at = [self.named[member.replica_id] for member in ranked[:count]]
+        self.long_named = {each.replica_id: self.named[each.replica_id] for each in ranked[:count]}
+        self._long_order = None
+        if self._inside is None:
+            self._long_order = pool.ordered(self.long_named.values())
         self._contexts = sorted(member.replica.spec.max_context for member in self.members)
         self._long_contexts = sorted(m.replica.spec.max_context for m in ranked[:count])
         self.least_context = self._contexts[0]
@@ -187,7 +204,9 @@ class Group:
             long: of those alone that long prompts go to.
         """
         if long:
-            return self.of(self._long_at)
+            return (
+                self.of(self.long_named.values()) if self._long_order is None else self._long_order
+            )
         order, inside = self.pool.order, self._inside
         having = self.pool.room
         start = bisect_left(having, kv_tokens << SHIFT)
@@ -209,7 +228,7 @@ class Group:
         found.sort()
         return found
 
-    def resting(self) -> Iterable[int]:
+    def resting(self) -> Collection[int]:
         """Return the positions of those with room that compute no prompt now."""
         inside = self._inside
         if inside is None:

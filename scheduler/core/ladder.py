@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Protocol
 
-from scheduler.contracts import fleet, requests
+from scheduler.contracts import fleet, observed, requests
 
 NEWEST_TTFT = 8  # of the TTFTs that a gateway reports; older ones tell of another load
 PRESSURE = 0.5  # of the SLO
@@ -45,11 +45,13 @@ class Signal:
         predicted_s: predicted wait of a new interactive request, None if nothing fresh is known.
         turned: shared replicas that are told to be interactive now.
         turnable: shared replicas in all that could be.
+        ttft_slo_ms: what the model promises; 0: what the site does.
     """
 
     predicted_s: float | None
     turned: int
     turnable: int
+    ttft_slo_ms: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def step(before: Memory | None, signal: Signal, now: float, settings: Settings) 
     wanted = min(memory.interactive, signal.turnable)
     if signal.predicted_s is None:
         return Memory(wanted, 0, None)
-    slo_s = settings.ttft_slo_ms / 1000
+    slo_s = (signal.ttft_slo_ms or settings.ttft_slo_ms) / 1000
     if signal.predicted_s > PRESSURE * slo_s:
         ticks = memory.ticks + 1
         if ticks < settings.pressure_ticks:
@@ -91,7 +93,7 @@ def step(before: Memory | None, signal: Signal, now: float, settings: Settings) 
 
 
 def predicted_wait(
-    demand: fleet.Demand | None, stats: Sequence[fleet.ReplicaStats]
+    demand: observed.Demand | None, stats: Sequence[fleet.ReplicaStats]
 ) -> float | None:
     """Return seconds that a new interactive request would wait for its first token, or None.
 

@@ -49,19 +49,30 @@ def follow(snap: snapshot.Snapshot, settings: Settings) -> Iterator[actions.Acti
         return
     stamped = _stamped(snap.jobs, snap.cluster)
     by_id = {job.job_id: job for job in snap.jobs}
+    busy = {
+        known.replica.lease_id
+        for known in snap.replicas
+        if known.replica.stats is not None and known.replica.stats.interactive
+    }
     for held in snap.leases:
         job = by_id.get(ids.SlurmJobId(held.lease.slurm_job_id)) or stamped.get(held.lease.lease_id)
         yield from _news(held, job, settings)
         if not snap.settling:
             yield from _agentless(held, settings)
         if job is not None and held.lease.state is fleet.LeaseState.CLOSING:
-            yield from _cancel(held, job, snap.cancels, settings)
+            # Batch aborts at once: where nobody streams, nothing is drained.
+            drains = held.lease.kind is not fleet.LeaseKind.BACKFILL or held.lease.lease_id in busy
+            left_s = settings.drain_s if drains else settings.agent_silent_s
+            patience_s = settings.agent_silent_s + left_s
+            yield from _cancel(held, job, snap.cancels, patience_s, settings)
     known = {held.lease.lease_id for held in snap.leases}
     for lease_id, job in stamped.items():
         if lease_id in known or job.state.final:
             continue
         if lease_id not in snap.ended:
-            yield actions.AdoptLease(job, f"job {job.job_id} bears our stamp of {lease_id}")
+            if job.state is not slurm.JobState.UNKNOWN:  # it may be over as well as run
+                why = f"job {job.job_id} bears our stamp of {lease_id}"
+                yield actions.AdoptLease(job, why)
         elif snap.cancels.get(job.job_id, CANCEL_AGAIN_S) >= CANCEL_AGAIN_S:
             why = f"lease {lease_id} has ended and been replaced, its job {job.job_id} has not"
             yield actions.CancelJob(lease_id, job.job_id, why)
@@ -129,6 +140,7 @@ def _cancel(
     held: snapshot.HeldLease,
     job: slurm.Job,
     cancels: Mapping[ids.SlurmJobId, float],
+    patience_s: float,
     settings: Settings,
 ) -> Iterator[actions.Action]:
     """Cancel a closing lease's job once its agent had the time to leave, or if there is none."""
@@ -136,6 +148,6 @@ def _cancel(
         return
     if silent(held, settings):
         yield actions.CancelJob(held.lease.lease_id, job.job_id, "given back; no agent to end it")
-    elif held.held_s > settings.drain_s + settings.agent_silent_s:
+    elif held.held_s > patience_s:
         reason = f"given back; its agent has not left within {held.held_s:.0f} s"
         yield actions.CancelJob(held.lease.lease_id, job.job_id, reason)

@@ -63,7 +63,8 @@ def lend(spare_gpus: int, wants: Sequence[Want], *, settled: bool = True) -> Map
     given = {want.key: _keep(want, ideal[want.key], settled) for want in wants}
     sizes = {want.key: want.gpus for want in wants}
     turned = {want.key: want.current - want.short for want in wants if want.short}
-    _cut(given, ideal, sizes, spare_gpus, turned)
+    young = {want.key: want.young for want in wants}
+    _cut(given, ideal, (sizes, spare_gpus), turned, young)
     left = spare_gpus - sum(given[key] * sizes[key] for key in given)
     # What is left over goes to who is furthest below its share.
     while True:
@@ -119,25 +120,29 @@ def _keep(want: Want, ideal: float, settled: bool) -> int:
 def _cut(
     given: dict[Key, int],
     ideal: Mapping[Key, float],
-    sizes: Mapping[Key, int],
-    spare: int,
+    room: tuple[Mapping[Key, int], int],
     turned: Mapping[Key, int],
+    young: Mapping[Key, int],
 ) -> None:
-    """Take back until it fits: first what is turned anyway, then from who is furthest above its share.
+    """Take back until it fits: what is turned anyway, then from who is furthest above its share.
+
+    What has not run for its least time goes last: nobody's larger share is worth a start that did nothing.
 
     Args:
         given: what each has; changed.
         ideal: its share.
-        sizes: GPUs of a replica.
-        spare: what there is.
+        room: GPUs of a replica of each, and what there is.
         turned: what would be left to those whose own callers need some of theirs.
+        young: how many of each have not run for their least time.
     """
+    sizes, spare = room
     while sum(given[key] * sizes[key] for key in given) > max(0, spare):
         held = [key for key in given if given[key] > 0]
         victim = max(
             held,
             key=lambda key: (
                 given[key] > turned.get(key, given[key]),
+                given[key] > young[key],
                 given[key] - ideal[key],
                 key,
             ),

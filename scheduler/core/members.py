@@ -7,6 +7,7 @@ from scheduler.contracts import fleet
 from scheduler.core import replicas, snapshot
 
 Key = tuple[str, str]
+STUCK_S = 5.0  # rung 1 has one second; an agent that says nothing for so long is silent
 
 
 def counted(
@@ -45,18 +46,37 @@ def serves(known: snapshot.KnownReplica) -> bool:
     return known.run and known.replica.state is fleet.ReplicaState.SERVING
 
 
+def stuck(known: snapshot.KnownReplica) -> bool:
+    """Return whether a batch replica that callers need has not turned in its time: the next rung goes on."""
+    told = known.wanted_role is not fleet.Role.BATCH and known.replica.role is fleet.Role.BATCH
+    return told and serves(known) and known.told_s > STUCK_S
+
+
 def kinds(snap: snapshot.Snapshot) -> Mapping[str, fleet.LeaseKind]:
     """Return the kind of each lease."""
     return {held.lease.lease_id: held.lease.kind for held in snap.leases}
 
 
-def least_missed(known: snapshot.KnownReplica) -> tuple[bool, int, float, str]:
-    """Order victims: not yet serving, then least interactive work, then the youngest."""
+def least_missed(known: snapshot.KnownReplica) -> tuple[bool, bool, int, float, str]:
+    """Order victims: stuck, then not yet serving, then least interactive work, then the youngest."""
     stats = known.replica.stats
     serving = known.replica.state is fleet.ReplicaState.SERVING
-    return (serving, stats.interactive if stats else 0, known.age_s, known.replica.replica_id)
+    interactive = stats.interactive if stats else 0
+    return (not stuck(known), serving, interactive, known.age_s, known.replica.replica_id)
 
 
 def name(deployment: snapshot.Deployment) -> str:
     """Return model and version as people read them."""
     return f"{deployment.spec.model} {deployment.spec.version}"
+
+
+def gpus(spec: fleet.ReplicaSpec, node_gpus: int, replicas: int = 1) -> int:
+    """Return the whole GPUs that replicas keep from others.
+
+    Args:
+        spec: one replica's.
+        node_gpus: GPUs of a node; what needs more of them has its nodes to itself. 0: not known.
+        replicas: how many.
+    """
+    units = fleet.taken(spec.gpus, node_gpus * spec.hardware.parts)
+    return spec.hardware.whole(replicas * units)

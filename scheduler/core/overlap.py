@@ -16,7 +16,7 @@ def held_twice(snap: snapshot.Snapshot, rolling: Collection[str], wanted_gpus: i
             roll is overlap, at most as much as those hold.
     """
     running = {
-        held.lease.lease_id: held.lease.gpus
+        held.lease.lease_id: held.lease.hardware.whole(held.lease.gpus)
         for held in snap.leases
         if held.lease.state in {fleet.LeaseState.RUNNING, fleet.LeaseState.CLOSING}
     }

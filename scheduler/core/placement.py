@@ -5,7 +5,9 @@ tightest fit, so that large holes stay whole. Room that is still coming (a lease
 stopping replicas leave) is reserved, so that no second lease is asked for it.
 """
 
+import collections
 import dataclasses
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 from scheduler.contracts import fleet, ids
@@ -31,6 +33,11 @@ class Room:
         gpus: of the lease.
         leaving: slots that stopping replicas are about to leave, with those replicas.
         parked: slot to the models asleep in it, by replica.
+        hardware: of the lease; only replicas that need such go in.
+        free_gb: host memory that no replica of the lease needs; infinite where it is not counted. What is
+            parked has memory of its own (`snapshot.HeldLease.park_gb`).
+        coming_gb: host memory that stopping replicas leave.
+        nodes: that it has whole; only what is larger than one of several goes in, and takes whole ones.
     """
 
     lease_id: ids.LeaseId | None
@@ -47,6 +54,22 @@ class Room:
     parked: Mapping[ids.SlotId, Mapping[Key, ids.ReplicaId]] = dataclasses.field(
         default_factory=dict
     )
+    hardware: fleet.Hardware = fleet.ANY_NODE
+    free_gb: float = math.inf
+    coming_gb: float = 0.0
+    nodes: int = 1
+
+    def takes(self, gpus: int) -> int | None:
+        """Return the units that a replica of so many takes here; None: it can't be here.
+
+        On a node of several what is left is not told apart from what is left on others: a replica that needs
+        its GPUs on one node might find them spread over two.
+        """
+        each = self.gpus // self.nodes
+        return None if self.nodes > 1 and gpus <= each else fleet.taken(gpus, each)
+
+
+_Able = tuple[Room, int]  # with what the replica takes there
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,6 +115,7 @@ def rooms(
         if not known.run or not known.awake or known.replica.replica_id in stopping
     }
     parked = _parked(snap)
+    needed, coming = _memory(awake, leaving.values())
     reasons = {job.stamp.lease_id: job.reason for job in snap.jobs or () if job.stamp is not None}
     found: list[Room] = []
     for held in snap.leases:
@@ -112,6 +136,9 @@ def rooms(
                 team=lease.team,
                 kind=lease.kind,
                 gpus=lease.gpus,
+                hardware=lease.hardware,
+                free_gb=lease.hardware.memory_gb or math.inf,
+                nodes=max(1, lease.whole_nodes),
             )
             found.append(room)
         elif lease.state is fleet.LeaseState.RUNNING:
@@ -120,7 +147,7 @@ def rooms(
                 Room(
                     lease.lease_id,
                     held.silent_s is not None,
-                    lease.gpus - sum(slot.gpus for slot in open_slots),
+                    _free(lease, open_slots),
                     [
                         slot
                         for slot in open_slots
@@ -137,9 +164,34 @@ def rooms(
                         if slot.state.takes and not slot.close and slot.slot_id in leaving
                     ],
                     parked=parked,
+                    hardware=lease.hardware,
+                    free_gb=(lease.hardware.memory_gb or math.inf) - needed[lease.lease_id],
+                    coming_gb=coming[lease.lease_id],
+                    nodes=max(1, lease.whole_nodes),
                 )
             )
     return found
+
+
+def _memory(
+    awake: Sequence[snapshot.KnownReplica], leaving: Collection[ids.ReplicaId]
+) -> tuple[Mapping[ids.LeaseId, float], Mapping[ids.LeaseId, float]]:
+    """Return the host memory that replicas need by lease, and what of it those that leave will free."""
+    needed: dict[ids.LeaseId, float] = collections.defaultdict(float)
+    coming: dict[ids.LeaseId, float] = collections.defaultdict(float)
+    for known in awake:
+        replica = known.replica
+        needed[replica.lease_id] += replica.spec.hardware.memory_gb
+        if replica.replica_id in leaving:
+            coming[replica.lease_id] += replica.spec.hardware.memory_gb
+    return needed, coming
+
+
+def _free(lease: fleet.Lease, open_slots: Sequence[snapshot.Slot]) -> int:
+    """Return the units in no slot; a lease without any is full with its one replica."""
+    if lease.hardware.gres == "none":
+        return -1 if open_slots else 0
+    return lease.gpus - sum(slot.gpus for slot in open_slots)
 
 
 def _parked(snap: snapshot.Snapshot) -> Mapping[ids.SlotId, Mapping[Key, ids.ReplicaId]]:
@@ -162,6 +214,51 @@ def open_to(available: Sequence[Room], dedicated: str, owners: Collection[str]) 
     return [room for room in available if (room.team if room.team in owners else "") == own]
 
 
+def fit_for(
+    available: Sequence[Room], hardware: fleet.Hardware, *, coming: bool = False
+) -> Sequence[Room]:
+    """Return the rooms of such hardware with memory left for one more replica.
+
+    A part of a GPU is a share of its load; host memory is counted beside it, so that small replicas of
+    several models fill a lease by both.
+
+    Args:
+        available: rooms.
+        hardware: that the replica needs.
+        coming: count what stopping replicas will leave, too.
+    """
+    return [
+        room
+        for room in available
+        if room.hardware.place == hardware.place
+        and room.free_gb + (room.coming_gb if coming else 0.0) >= hardware.memory_gb
+    ]
+
+
+def find(
+    available: Sequence[Room], spec: fleet.ReplicaSpec, *, new_slots: bool, key: Key
+) -> Place | None:
+    """Find a place for a replica by units and by memory, and use it up; None if no lease has room.
+
+    Args:
+        available: rooms, changed in place.
+        spec: the replica's.
+        new_slots: see `take`.
+        key: see `take`.
+    """
+    hardware = spec.hardware
+    place = take(fit_for(available, hardware), spec.gpus, new_slots=new_slots, key=key)
+    if place is None:
+        later = fit_for(available, hardware, coming=True)
+        place = take(later, spec.gpus, new_slots=new_slots, key=key)
+        if place is not None:
+            why = place.waits_for or f"memory of lease {place.room.lease_id} is not free yet"
+            place = dataclasses.replace(place, waits_for=why, wakes=None)
+    if place is not None:
+        place.room.free_gb -= hardware.memory_gb
+    return place
+
+
 def take(
     available: Sequence[Room], gpus: int, *, new_slots: bool, key: Key = ("", "")
 ) -> Place | None:
@@ -173,39 +270,45 @@ def take(
         new_slots: whether new slots can be started now (Slurm answers).
         key: model and version, to find where it is parked.
     """
-    ready = [room for room in available if room.ready]
-    equal = [(room, slot) for room in ready for slot in room.empty if slot.gpus == gpus]
+    able = [(room, need) for room in available if (need := room.takes(gpus)) is not None]
+    ready = [(room, need) for room, need in able if room.ready]
+    equal = [(room, slot) for room, need in ready for slot in room.empty if slot.gpus == need]
     asleep = [pair for pair in equal if key in pair[0].parked.get(pair[1].slot_id, {})]
     for room, slot in asleep or equal:
         room.empty.remove(slot)
         room.used = True
         return Place(room, slot.slot_id, wakes=room.parked.get(slot.slot_id, {}).get(key))
     if not new_slots:
-        return _leaving(ready, gpus)
-    fitting = [room for room in ready if room.free_gpus >= gpus]
-    if fitting:
-        return _new_slot(min(fitting, key=lambda room: room.free_gpus), gpus)
-    for room in ready:
-        if room.free_gpus + room.closing_gpus >= gpus:
-            return _await(room, gpus)
-    for room in ready:
-        if room.free_gpus + room.closing_gpus + sum(slot.gpus for slot in room.empty) >= gpus:
-            return _recut(room, gpus)
-    coming = _leaving(ready, gpus)
+        return _leaving(ready)
+    if tightest := _tightest(ready):
+        return _new_slot(*tightest)
+    for room, need in ready:
+        if room.free_gpus + room.closing_gpus >= need:
+            return _await(room, need)
+    for room, need in ready:
+        if room.free_gpus + room.closing_gpus + sum(slot.gpus for slot in room.empty) >= need:
+            return _recut(room, need)
+    coming = _leaving(ready)
     if coming is not None:
         return coming
-    for room in ready:
-        if unspoken(room) >= gpus:
-            return _gather(room, gpus)
-    later = [room for room in available if not room.ready and room.free_gpus >= gpus]
-    return _new_slot(min(later, key=lambda room: room.free_gpus), gpus) if later else None
+    for room, need in ready:
+        if unspoken(room) >= need:
+            return _gather(room, need)
+    later = _tightest([(room, need) for room, need in able if not room.ready])
+    return _new_slot(*later) if later else None
 
 
-def _leaving(ready: Sequence[Room], gpus: int) -> Place | None:
+def _tightest(able: Sequence[_Able]) -> _Able | None:
+    """Return the room that has the least left of those that have enough free."""
+    fitting = [pair for pair in able if pair[0].free_gpus >= pair[1]]
+    return min(fitting, key=lambda pair: pair[0].free_gpus, default=None)
+
+
+def _leaving(ready: Sequence[_Able]) -> Place | None:
     """Take an equal slot that a stopping replica leaves; the next plan finds it empty."""
-    for room in ready:
+    for room, need in ready:
         for slot, replica_id in room.leaving:
-            if slot.gpus == gpus:
+            if slot.gpus == need:
                 room.leaving.remove((slot, replica_id))
                 room.used = True
                 return Place(room, waits_for=f"replica {replica_id} is stopping")
@@ -238,7 +341,7 @@ def _gather(room: Room, gpus: int) -> Place:
 
 
 def _new_slot(room: Room, gpus: int) -> Place:
-    room.free_gpus -= gpus
+    room.free_gpus -= gpus or room.hardware.gres == "none"
     room.used = True
     return Place(room, waits_for="" if room.ready else room.waits_for)
 

@@ -17,11 +17,11 @@ class Popularity:
     _since: int = 0
     _HALVE_AFTER = 1024  # requests
 
-    def note(self, adapter: str) -> None:
-        """Count one request."""
-        self.counts[adapter] = self.counts.get(adapter, 0.0) + 1.0
-        self.total += 1.0
-        self._since += 1
+    def note(self, adapter: str, times: int = 1) -> None:
+        """Count a request, or some that came together."""
+        self.counts[adapter] = self.counts.get(adapter, 0.0) + times
+        self.total += times
+        self._since += times
         if self._since >= self._HALVE_AFTER:
             self._since = 0
             self.counts = {name: n / 2 for name, n in self.counts.items() if n >= 1.0}

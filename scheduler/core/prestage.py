@@ -30,7 +30,7 @@ def wanted(
         for one in deployments
         if one.spec.engine is fleet.EngineKind.VLLM
         and weights.staged(one.spec.weights)
-        and one.spec.gpus <= gpus
+        and one.spec.hardware.whole(one.spec.gpus) <= gpus
         and _may_start(one)
     ]
     fitting.sort(key=lambda one: (not _routed(one, routes), -one.replicas, one.key))

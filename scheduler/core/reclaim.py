@@ -21,7 +21,7 @@ def take_back(
         stopping: replicas that this plan stops.
     """
     coming = sum(
-        held.lease.gpus
+        held.lease.hardware.whole(held.lease.gpus)
         for held in snap.leases
         if held.lease.kind is fleet.LeaseKind.BACKFILL
         and (held.leaving or held.lease.state is fleet.LeaseState.CLOSING)
@@ -38,6 +38,6 @@ def take_back(
             return
         mine = lease.kind is fleet.LeaseKind.BACKFILL and not held.leaving
         if mine and lease.state is fleet.LeaseState.RUNNING and lease.lease_id not in staying:
-            left -= lease.gpus
+            left -= lease.hardware.whole(lease.gpus)
             reason = f"rung 3: {wanted_gpus} GPUs are wanted by interactive replicas"
             yield actions.CloseLease(lease.lease_id, reason)

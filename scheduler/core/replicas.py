@@ -21,6 +21,7 @@ class UnlistedEvent(Exception):
 class ReplicaEvent(enum.StrEnum):
     """What can happen to a replica."""
 
+    BEGAN = "began"  # starts, as far as its agent can be read again
     LOADED = "loaded"  # weights in memory
     SERVED = "served"  # takes requests
     DRAINED = "drained"  # told to take nothing new
@@ -29,6 +30,7 @@ class ReplicaEvent(enum.StrEnum):
     FAILED = "failed"  # ended by itself, or never came up
     BARRED = "barred"  # its slot will not start it again
     VANISHED = "vanished"  # its lease, node or slot is gone
+    UNREAD = "unread"  # its agent says of it what only a newer release knows
 
 
 class LeaseEvent(enum.StrEnum):
@@ -49,6 +51,12 @@ class SlotState(enum.StrEnum):
     CLOSING = "closing"
     CLOSED = "closed"  # final
     LOST = "lost"  # final
+    UNKNOWN = "unknown"  # its agent says what only a newer release knows
+
+    @classmethod
+    def _missing_(cls, value: object) -> "SlotState":
+        del value
+        return cls.UNKNOWN
 
     @property
     def final(self) -> bool:
@@ -62,45 +70,56 @@ class SlotState(enum.StrEnum):
 
 
 _R = fleet.ReplicaState
-_ENDS = {
+_ALWAYS = {
     ReplicaEvent.STOPPED: _R.STOPPED,
     ReplicaEvent.FAILED: _R.LOST,
     ReplicaEvent.BARRED: _R.QUARANTINED,
     ReplicaEvent.VANISHED: _R.LOST,
+    ReplicaEvent.UNREAD: _R.UNKNOWN,
 }
 REPLICA: Mapping[fleet.ReplicaState, Mapping[ReplicaEvent, fleet.ReplicaState]] = {
     _R.STARTING: {
         ReplicaEvent.LOADED: _R.WARM,
         ReplicaEvent.SERVED: _R.SERVING,
         ReplicaEvent.DRAINED: _R.DRAINING,
-        **_ENDS,
+        **_ALWAYS,
     },
     _R.WARM: {
         ReplicaEvent.SERVED: _R.SERVING,
         ReplicaEvent.DRAINED: _R.DRAINING,
         ReplicaEvent.SLEPT: _R.ASLEEP,
-        **_ENDS,
+        **_ALWAYS,
     },
     _R.SERVING: {
         ReplicaEvent.LOADED: _R.WARM,  # it left the routes and stays loaded
         ReplicaEvent.DRAINED: _R.DRAINING,
         ReplicaEvent.SLEPT: _R.ASLEEP,
-        **_ENDS,
+        **_ALWAYS,
     },
     _R.DRAINING: {
         ReplicaEvent.SLEPT: _R.ASLEEP,
-        **_ENDS,
+        **_ALWAYS,
     },
     _R.ASLEEP: {
         ReplicaEvent.LOADED: _R.WARM,
         ReplicaEvent.SERVED: _R.SERVING,
         ReplicaEvent.DRAINED: _R.DRAINING,
-        **_ENDS,
+        **_ALWAYS,
+    },
+    _R.UNKNOWN: {
+        ReplicaEvent.BEGAN: _R.STARTING,
+        ReplicaEvent.LOADED: _R.WARM,
+        ReplicaEvent.SERVED: _R.SERVING,
+        ReplicaEvent.DRAINED: _R.DRAINING,
+        ReplicaEvent.SLEPT: _R.ASLEEP,
+        **_ALWAYS,
     },
     _R.STOPPED: {},
     _R.QUARANTINED: {},
     _R.LOST: {},
 }
+
+FINALS = frozenset(state for state, events in REPLICA.items() if not events)
 
 _L = fleet.LeaseState
 LEASE: Mapping[fleet.LeaseState, Mapping[LeaseEvent, fleet.LeaseState]] = {
@@ -133,6 +152,7 @@ LEASE: Mapping[fleet.LeaseState, Mapping[LeaseEvent, fleet.LeaseState]] = {
 }
 
 _REPORTED: Mapping[fleet.ReplicaState, ReplicaEvent] = {
+    _R.STARTING: ReplicaEvent.BEGAN,
     _R.WARM: ReplicaEvent.LOADED,
     _R.SERVING: ReplicaEvent.SERVED,
     _R.DRAINING: ReplicaEvent.DRAINED,
@@ -140,6 +160,7 @@ _REPORTED: Mapping[fleet.ReplicaState, ReplicaEvent] = {
     _R.STOPPED: ReplicaEvent.STOPPED,
     _R.QUARANTINED: ReplicaEvent.BARRED,
     _R.LOST: ReplicaEvent.FAILED,
+    _R.UNKNOWN: ReplicaEvent.UNREAD,
 }
 _OF_JOB: Mapping[slurm.JobState, LeaseEvent | None] = {
     slurm.JobState.PENDING: LeaseEvent.QUEUED,
@@ -166,9 +187,9 @@ def lease_lists(state: fleet.LeaseState, event: LeaseEvent) -> bool:
     return event in LEASE[state]
 
 
-def reported(state: fleet.ReplicaState) -> ReplicaEvent | None:
-    """Return the event behind a state that an agent reports; None for `starting`, which is no news."""
-    return _REPORTED.get(state)
+def reported(state: fleet.ReplicaState) -> ReplicaEvent:
+    """Return the event behind a state that an agent reports."""
+    return _REPORTED[state]
 
 
 def of_job(state: slurm.JobState) -> LeaseEvent | None:
@@ -178,7 +199,7 @@ def of_job(state: slurm.JobState) -> LeaseEvent | None:
 
 def replica_final(state: fleet.ReplicaState) -> bool:
     """Return whether a replica in ``state`` holds nothing any more."""
-    return not REPLICA[state]
+    return state in FINALS
 
 
 def _after(table: Mapping[State, Mapping[Event, State]], state: State, event: Event) -> State:

@@ -140,7 +140,7 @@ def _reason(before: fleet.Role, role: fleet.Role, signal: ladder.Signal, setting
     if role is fleet.Role.INTERACTIVE:
         return (
             f"predicted wait {signal.predicted_s or 0.0:.2f} s is over half the TTFT SLO "
-            f"({settings.ttft_slo_ms:g} ms): rung 1"
+            f"({signal.ttft_slo_ms or settings.ttft_slo_ms:g} ms): rung 1"
         )
     if role is fleet.Role.BATCH:
         return "interactive callers do not need it now: lent to batch"
@@ -182,4 +182,11 @@ def _signal(
     if mine and not fresh:
         predicted = None
     turned = sum(known.wanted_role is fleet.Role.INTERACTIVE for known in mine)
-    return ladder.Signal(predicted, turned, len(mine))
+    # The strictest: a version that promises nothing of its own goes by the site's.
+    keys = {known.key for known in mine}
+    promised = [
+        each.spec.ttft_slo_ms or settings.ttft_slo_ms
+        for each in snap.deployments
+        if each.key in keys
+    ]
+    return ladder.Signal(predicted, turned, len(mine), min(promised, default=0.0))

@@ -116,11 +116,22 @@ def after(rollout: Rollout, seen: Seen) -> Rollout:
         return back(rollout, f"no replica of {rollout.version} serves any more", seen.now_us)
     if rollout.state is State.KEEPING:
         return _keeping(rollout, seen, held_s)
-    held = held_s >= rollout.hold_s and seen.requests >= rollout.least
-    judged = not rollout.gate or rollout.gate_passed is not None
-    if held and judged and rollout.step + 1 < len(rollout.steps):
+    if _passed(rollout, seen) and rollout.step + 1 < len(rollout.steps):
         return _step(rollout, seen)
     return rollout
+
+
+def stays(rollout: Rollout, seen: Seen) -> bool:
+    """Whether nothing more comes of itself: its last step is below 100 percent, and has held."""
+    stepping = rollout.state is State.STEPPING and rollout.step + 1 == len(rollout.steps)
+    return stepping and _passed(rollout, seen)
+
+
+def _passed(rollout: Rollout, seen: Seen) -> bool:
+    """Whether the step has held as long as it should, with the requests and the verdict that it waits for."""
+    held = (seen.now_us - rollout.since_us) / 1_000_000 >= rollout.hold_s
+    judged = not rollout.gate or rollout.gate_passed is not None
+    return held and judged and seen.requests >= rollout.least
 
 
 def _warming(rollout: Rollout, seen: Seen, held_s: float) -> Rollout:

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+import msgspec
+
 from scheduler.contracts import fleet, ids
 from scheduler.core import candidates, load, popularity, prefixes, routing
 
@@ -31,8 +33,7 @@ class Moment:
     full: AbstractSet[ids.ReplicaId] = frozenset()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """A request on its replica.
 
     Attributes:
@@ -148,7 +149,7 @@ class Router:
             ask.seats,
             tokens=prefill + ask.output_tokens,
             prefill=prefill,
-            kv_tokens=ask.kv_tokens,
+            kv_tokens=ask.kv_beside(cached_share),
         )
 
     def returned(self, placed: Placed, *, prompt_tokens: int, cached_tokens: int) -> None:

@@ -7,9 +7,12 @@ change only with a view are settled in `candidates`; those here look at what cha
 import bisect
 import dataclasses
 import enum
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+
+import msgspec
 
 from scheduler.contracts import fleet, ids, requests
 from scheduler.core import candidates, contenders, groups, holders, prefixes, room
@@ -46,6 +49,7 @@ class Ask:
         seats: sequences that it runs at once.
         prompt_tokens: the prompt, estimated; 0 if not known.
         output_tokens: what its sequences will sample together, estimated; 0 if not known.
+        room_tokens: KV cache that it will come to hold; 0: prompt and output.
         long: whether it belongs in the long-context pool.
         left: part of the replicas that it leaves free of its prompts for others, rounded down.
         prefix: the prompt's fingerprints.
@@ -60,6 +64,7 @@ class Ask:
     seats: int = 1
     prompt_tokens: int = 0
     output_tokens: int = 0
+    room_tokens: int = 0
     long: bool = False
     left: float = 0.0
     prefix: prefixes.Prefix = prefixes.NONE
@@ -68,7 +73,15 @@ class Ask:
     @property
     def kv_tokens(self) -> int:
         """KV cache that it will come to hold, in tokens."""
-        return (self.prompt_tokens + self.output_tokens) if self.prompt_tokens else 0
+        whole = (self.prompt_tokens + self.output_tokens) if self.prompt_tokens else 0
+        return self.room_tokens or whole
+
+    def kv_beside(self, cached_share: float) -> int:
+        """KV cache that it comes to hold beside a part of its prompt that is there, in tokens."""
+        # The prefix of an interactive request may be in nobody's use: it must find its cache all the same.
+        if self.tier is not requests.Tier.BATCH:
+            return self.kv_tokens
+        return max(0, self.kv_tokens - int(cached_share * self.prompt_tokens))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,8 +111,7 @@ class Situation:
     after: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """The replica, why it was it, and the part of the prompt that it is thought to hold."""
 
     replica: fleet.Replica
@@ -192,13 +204,16 @@ class _Field:
 
         They are what others need: nobody waits for a step of theirs.
         """
-        resting = [self.members[at] for at in self.group.resting()]
-        some = 2 * left  # usually enough of them have room
-        if len(resting) > left and (
-            len(self.wanted.those(resting[:some])) > left
-            or (len(resting) > some and len(self.wanted.those(resting)) > left)
-        ):
-            return
+        resting = self.group.resting()
+        found, unseen = 0, len(resting)
+        at_once = iter(resting)
+        # A few at a time: usually the first ones have room, and the rest is not looked at.
+        while found + unseen > left:
+            some = [self.members[at] for at in itertools.islice(at_once, 2 * left)]
+            unseen -= len(some)
+            found += len(self.wanted.those(some))
+            if found > left:
+                return
         self.wanted.resting = False
 
     def unsaturated(self, keys: Sequence[int], cached: float = 0.0) -> Sequence[int]:
@@ -277,13 +292,22 @@ Scored = Iterator[tuple[float, Sequence[int]]]
 
 
 def _holders(field: _Field) -> Scored:
-    """Score by the cached part of the prompt, where that is worth something."""
-    named = field.group.named
+    """Score by the cached part of the prompt, where that is worth something.
+
+    A batch line that shares what a holder has adds nothing to it: lines that begin alike follow each other,
+    and hold that beginning together. Statistics correct this where it was in nobody's use.
+    """
+    group, wanted = field.group, field.wanted
+    named = group.long_named if field.ask.long else group.named
+    whole = wanted.kv_tokens
     for share, names in field.at.held.levels():
         if share < field.policy.least_share:
-            return
+            break
         known = [at for name in names if (at := named.get(name)) is not None]
-        yield share, field.unsaturated(field.group.of(known), share)
+        if known:
+            wanted.kv_tokens = field.ask.kv_beside(share)
+            yield share, field.unsaturated(group.of(known), share)
+    wanted.kv_tokens = whole
 
 
 def _hinted(field: _Field) -> Scored:

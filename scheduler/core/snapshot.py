@@ -5,11 +5,20 @@ seconds. Nothing here decides.
 """
 
 import dataclasses
+import enum
 import math
 from collections.abc import Mapping
 
-from scheduler.contracts import fleet, ids, slurm
+from scheduler.contracts import fleet, ids, observed, slurm
 from scheduler.core import autoscale, backoff, floors, forecast, ladder, lending, replicas, windows
+
+
+class Traffic(enum.StrEnum):
+    """How requests come to a version (`core.traffic`)."""
+
+    PERCENT = "percent"  # of the route
+    POOL = "pool"  # by the length of their prompts
+    SHADOW = "shadow"  # copies of those of others
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,6 +31,10 @@ class Deployment:
         hold_batch: an admin keeps batch off this model: every replica is interactive.
         quarantined_until_us: nothing is started before then; `quarantine_reason` says why.
         scaling: how the number follows demand; None: it is `replicas`, whatever the demand.
+        traffic: how requests come to it; `share`: the part of them that does, where `scaling` does not say.
+        pinned: `replicas` is an admin's own number: no schedule raises it.
+        batch_share: the part of its model's batch lines that comes to it while a rollout keeps it ready for
+            all requests; None: the same as of requests.
     """
 
     spec: fleet.ReplicaSpec
@@ -31,6 +44,10 @@ class Deployment:
     quarantined_until_us: int = 0
     quarantine_reason: str = ""
     scaling: autoscale.Scaling | None = None
+    traffic: Traffic = Traffic.PERCENT
+    share: float = 1.0
+    pinned: bool = False
+    batch_share: float | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -94,9 +111,11 @@ class KnownReplica:
         stats_age_s: seconds since its stats came; None if none did.
         drain_asked: an admin wants it gone.
         missing_s: seconds for which its agent, who knows that it should be there, has not named it.
-        budget_s: seconds in which the rung that ordered it should have it serving; 0: not known.
+        budget_s: seconds in which the rung that ordered it should have it serving; 0: not known, or done.
         asleep: whether it was told to be parked; None: as its state says.
         preempt_asked: an admin wants its GPUs now: who and why, or "".
+        told_s: seconds since it was told `wanted_role`.
+        away_s: seconds for which it has been off the routes by itself, though it had served; None: it is not.
     """
 
     replica: fleet.Replica
@@ -109,6 +128,13 @@ class KnownReplica:
     asleep: bool | None = None
     budget_s: float = 0.0
     preempt_asked: str = ""
+    told_s: float = 0.0
+    away_s: float | None = None
+
+    @property
+    def coming_s(self) -> float:
+        """Seconds for which it should be coming up, after an order or after it left the routes by itself."""
+        return self.age_s if self.away_s is None else self.away_s
 
     @property
     def awake(self) -> bool:
@@ -152,6 +178,7 @@ class Snapshot:
         ladder_memory: model to the ladder's memory.
         gpus: most GPUs that may be held at once; 0: no bound is known.
         rates: model to requests/s over the last minute; absent where nobody counts them.
+        version_rates: the same by model and version, of models with pools.
         curves: model to what two weeks of history say of its demand.
         held_s: model to the seconds that a request of it stays, by the same history.
         week_s: seconds since Monday 00:00 of local time; None: the clock is not trusted.
@@ -177,12 +204,13 @@ class Snapshot:
     replicas: tuple[KnownReplica, ...] = ()
     strangers: tuple[Stranger, ...] = ()
     deployments: tuple[Deployment, ...] = ()
-    demand: Mapping[str, fleet.Demand] = dataclasses.field(default_factory=dict)
+    demand: Mapping[str, observed.Demand] = dataclasses.field(default_factory=dict)
     failures: Mapping[tuple[str, str], backoff.Failures] = dataclasses.field(default_factory=dict)
     lease_pause: backoff.Failures = dataclasses.field(default_factory=backoff.Failures)
     ladder_memory: Mapping[str, ladder.Memory] = dataclasses.field(default_factory=dict)
     gpus: int = 0
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    version_rates: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
     curves: Mapping[str, forecast.Curve] = dataclasses.field(default_factory=dict)
     held_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     week_s: float | None = None

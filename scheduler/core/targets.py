@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from scheduler.contracts import fleet, requests
-from scheduler.core import autoscale, floors, forecast, ladder, lending, members, snapshot
+from scheduler.contracts import fleet
+from scheduler.core import autoscale, floors, forecast, ladder, lending, members, snapshot, traffic
 
 HORIZON = 1.5  # a start may take so much longer than it usually does
 UNKNOWN_START_S = 300.0  # until one has been measured
@@ -22,6 +22,11 @@ class Settings(autoscale.Settings, Protocol):
     @property
     def rungs(self) -> Sequence[int]:
         """Rungs of the ladder that may be used."""
+        ...
+
+    @property
+    def node_gpus(self) -> int:
+        """GPUs of a node; 0: not known, so no lease spans nodes."""
         ...
 
     @property
@@ -87,9 +92,8 @@ def decide(
     signals: dict[members.Key, autoscale.Signal] = {}
     for deployment in snap.deployments:
         if deployment.scaling is None:
-            memory = autoscale.Memory(deployment.replicas)
-            reason = f"{deployment.replicas} replicas are asked for"
-            needs[deployment.key] = autoscale.Need(deployment.replicas, reason, memory)
+            number, reason = _fixed(snap, deployment, counted.get(deployment.key, []))
+            needs[deployment.key] = autoscale.Need(number, reason, autoscale.Memory(number))
         else:
             signal = _signal(snap, settings, deployment, counted.get(deployment.key, []))
             signals[deployment.key] = signal
@@ -97,8 +101,8 @@ def decide(
             needs[deployment.key] = autoscale.need(
                 deployment.scaling, signal, before, snap.now, settings
             )
-    notes: list[str] = []
-    fitting = _fit(snap, needs, notes)
+    notes = [_stuck(each) for mine in counted.values() for each in mine if members.stuck(each)]
+    fitting = _fit(snap, settings, needs, notes)
     lent, lent_at = _lent(snap, settings, counted, fitting)
     found = {
         key: Target(fitting[key], lent.get(key, 0), needed.reason, signal=signals.get(key))
@@ -107,7 +111,8 @@ def decide(
     if 1 in settings.rungs and 2 not in settings.rungs:
         kinds = members.kinds(snap)
         for deployment in snap.deployments:
-            target, mine = found[deployment.key], counted.get(deployment.key, [])
+            target = found[deployment.key]
+            mine = [each for each in counted.get(deployment.key, []) if not members.stuck(each)]
             borrowed = _short(deployment, target.need, _apart(mine, kinds), target.lent)
             found[deployment.key] = dataclasses.replace(target, borrowed=borrowed)
     memory_of = {
@@ -116,6 +121,33 @@ def decide(
         if deployment.scaling is not None
     }
     return Targets(found, memory_of, lent_at, tuple(notes))
+
+
+def _stuck(known: snapshot.KnownReplica) -> str:
+    return (
+        f"replica {known.replica.replica_id} was told to take callers {known.told_s:.0f} s ago and still "
+        "says batch: rung 1 missed its budget"
+    )
+
+
+def _fixed(
+    snap: snapshot.Snapshot,
+    deployment: snapshot.Deployment,
+    mine: Sequence[snapshot.KnownReplica],
+) -> tuple[int, str]:
+    """Return the replicas of one that follows no demand, and why: a schedule may ask for more."""
+    number, model = deployment.replicas, deployment.spec.model
+    follows = not deployment.pinned and deployment.traffic is snapshot.Traffic.PERCENT
+    answering = sum(members.serves(known) and _answers(known) for known in mine)
+    if follows and deployment.share <= 0 and answering > number:
+        return answering, f"no request can come to it: {answering} still answer"
+    if number and follows:
+        lead_s = (snap.starts.get(deployment.key) or UNKNOWN_START_S) * HORIZON
+        least, name = floors.floor_of(model, snap.scheduled, lead_s)
+        least = traffic.portion(least, deployment.share)
+        if least > number:
+            return least, f"schedule {name}: floor {least}"
+    return number, f"{number} replicas are asked for"
 
 
 def _signal(
@@ -127,9 +159,12 @@ def _signal(
     scaling = deployment.scaling
     assert scaling is not None  # noqa: S101 - the caller has looked
     model = deployment.spec.model
-    demand = snap.demand.get(model)
+    part = traffic.part(snap, deployment)
     serving = [known for known in mine if members.serves(known)]
-    open_to = [known for known in serving if known.wanted_role is not fleet.Role.BATCH]
+    felt = (
+        deployment.traffic is not snapshot.Traffic.SHADOW
+    )  # copies have nobody who waits for them
+    open_to = [known for known in serving if known.wanted_role is not fleet.Role.BATCH and felt]
     stats = [
         known.replica.stats
         for known in open_to
@@ -137,30 +172,38 @@ def _signal(
         and known.stats_age_s is not None
         and known.stats_age_s <= settings.stats_stale_s
     ]
-    tiers = (requests.Tier.INTERACTIVE, requests.Tier.STANDARD)
-    waiting = sum(demand.waiting.get(tier, 0) for tier in tiers) if demand else 0
-    running = sum(demand.in_flight.get(tier, 0) for tier in tiers) if demand else 0
-    newest = demand.ttft_ms[-ladder.NEWEST_TTFT :] if demand else ()
+    newest: Sequence[float] = ()
+    if deployment.traffic is snapshot.Traffic.PERCENT and part.in_flight and model in snap.demand:
+        newest = snap.demand[model].ttft_ms[-ladder.NEWEST_TTFT :]
     lead_s = scaling.start_s or UNKNOWN_START_S
     least, name = floors.floor_of(model, snap.scheduled, lead_s * HORIZON)
-    rate = snap.rates.get(model)
-    outlook = _outlook(snap, model, rate, lead_s) if settings.use_forecast else None
+    if deployment.traffic is not snapshot.Traffic.PERCENT:
+        least, name = 0, ""  # a schedule asks for those who answer the model's callers by the route
+    least = traffic.portion(least, scaling.share)
+    foreseen = _outlook(snap, model, lead_s) if settings.use_forecast else None
     return autoscale.Signal(
         serving=len(serving),
         coming=len(mine) - len(serving),
-        waiting=round(waiting * scaling.share),
-        in_flight=round(running * scaling.share),
-        oldest_wait_s=demand.oldest_wait_s if demand else 0.0,
-        ttft_ms=statistics.median(newest) if newest and running else 0.0,
+        answering=sum(_answers(known) for known in serving),
+        waiting=part.waiting,
+        in_flight=part.in_flight,
+        oldest_wait_s=part.oldest_wait_s,
+        ttft_ms=statistics.median(newest) if newest else 0.0,
         itl_ms=statistics.median(stat.step_ms for stat in stats) if stats else 0.0,
         kv=max((_interactive_kv(stat) for stat in stats), default=0.0),
-        rate=None if rate is None else rate * scaling.share,
-        outlook=None if outlook is None else outlook * scaling.share,
+        rate=part.rate,
+        outlook=None if foreseen is None else foreseen * part.of_model,
         held_s=snap.held_s.get(model, 0.0),
         floor=least,
         floor_name=name,
         seats=max(1, deployment.spec.seats),
+        ttft_slo_ms=deployment.spec.ttft_slo_ms,
+        itl_slo_ms=deployment.spec.itl_slo_ms,
     )
+
+
+def _answers(known: snapshot.KnownReplica) -> bool:
+    return known.replica.stats is not None and known.replica.stats.interactive > 0
 
 
 def _interactive_kv(stat: fleet.ReplicaStats) -> float:
@@ -168,10 +211,9 @@ def _interactive_kv(stat: fleet.ReplicaStats) -> float:
     return stat.kv_utilisation * stat.interactive / held if held else 0.0
 
 
-def _outlook(
-    snap: snapshot.Snapshot, model: str, rate: float | None, lead_s: float
-) -> float | None:
+def _outlook(snap: snapshot.Snapshot, model: str, lead_s: float) -> float | None:
     """Return what the forecast holds possible until a replica that is started now is warm."""
+    rate = snap.rates.get(model)
     curve = snap.curves.get(model)
     if curve is None or snap.week_s is None:
         return None
@@ -186,10 +228,13 @@ def _outlook(
 
 
 def _fit(
-    snap: snapshot.Snapshot, needs: Mapping[members.Key, autoscale.Need], notes: list[str]
+    snap: snapshot.Snapshot,
+    settings: Settings,
+    needs: Mapping[members.Key, autoscale.Need],
+    notes: list[str],
 ) -> dict[members.Key, int]:
     """Cut the needs to the fleet's GPUs: floors first, then everybody by the same share."""
-    sizes = {each.key: each.spec.gpus for each in snap.deployments}
+    sizes = {each.key: members.gpus(each.spec, settings.node_gpus) for each in snap.deployments}
     wanted = {key: each.replicas for key, each in needs.items()}
     total = sum(wanted[key] * sizes[key] for key in wanted)
     if not snap.gpus or total <= snap.gpus:
@@ -227,9 +272,11 @@ def _lent(
     counted: Mapping[members.Key, list[snapshot.KnownReplica]],
     needs: Mapping[members.Key, int],
 ) -> tuple[Mapping[members.Key, int], float | None]:
-    sizes = {each.key: each.spec.gpus for each in snap.deployments}
+    sizes = {each.key: members.gpus(each.spec, settings.node_gpus) for each in snap.deployments}
     held = snap.gpus or sum(
-        each.lease.gpus for each in snap.leases if each.lease.state is fleet.LeaseState.RUNNING
+        each.lease.hardware.whole(each.lease.gpus)
+        for each in snap.leases
+        if each.lease.state is fleet.LeaseState.RUNNING
     )
     kinds = members.kinds(snap)
     swaps = 2 in settings.rungs
@@ -250,7 +297,9 @@ def _lent(
         if 1 in settings.rungs and not swaps:
             short = _short(deployment, needs[key], _apart(counted.get(key, []), kinds))
         young = sum(known.age_s < settings.min_run_s for known in mine)
+        # Batch goes by the percents too: lines that name a version without one have its floor.
         work = snap.backlogs.get(deployment.spec.model, lending.Backlog(0.0))
+        work = dataclasses.replace(work, work_s=work.work_s * traffic.of_batch(deployment))
         wants.append(
             lending.Want(
                 key=key,

@@ -12,9 +12,10 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from scheduler.contracts import fleet
+from scheduler.contracts import observed
 
 STAKES = (0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.99)  # shares of "worse" betted on
+DEATHS_KEPT = 1_000
 KEPT = 2_000  # requests of the old version that wait for a partner: all that a last step has of it
 SLACK = 1.25  # a time is worse from so many times the other one on
 
@@ -69,15 +70,26 @@ class Comparison:
         self.new = new
         self._alpha = alpha
         self._slack = slack
-        self._old: collections.deque[fleet.Trial] = collections.deque(maxlen=KEPT)
-        self._waiting: collections.deque[fleet.Trial] = collections.deque(maxlen=KEPT)
+        self._old: collections.deque[observed.Trial] = collections.deque(maxlen=KEPT)
+        self._waiting: collections.deque[observed.Trial] = collections.deque(maxlen=KEPT)
         self._tests = {name: Wealth() for name in ("error rate", "TTFT", "inter-token latency")}
+        self._deaths: dict[str, None] = {}
         self._sums: dict[bool, list[float]] = {True: [0.0] * 6, False: [0.0] * 6}
         self._verdict = ""
 
-    def note(self, trials: Iterable[fleet.Trial]) -> None:
-        """Take requests of either version, in the order in which they ended."""
+    def note(self, trials: Iterable[observed.Trial]) -> None:
+        """Take requests of either version, in the order in which they ended.
+
+        All requests that one replica's death has cost are one event: they are not independent, which the
+        test stands on, and a node that dies would otherwise speak against its version with each of them.
+        """
         for trial in trials:
+            if trial.death:
+                if trial.death in self._deaths:
+                    continue
+                self._deaths[trial.death] = None
+                if len(self._deaths) > DEATHS_KEPT:
+                    del self._deaths[next(iter(self._deaths))]
             mine = trial.version == self.new
             _add(self._sums[mine], trial)
             (self._waiting if mine else self._old).append(trial)
@@ -98,7 +110,7 @@ class Comparison:
         """
         return self._verdict
 
-    def _pair(self, new: fleet.Trial, old: fleet.Trial) -> None:
+    def _pair(self, new: observed.Trial, old: observed.Trial) -> None:
         if new.failed != old.failed:
             self._say("error rate", worse=new.failed)
         if new.failed or old.failed:
@@ -122,7 +134,7 @@ class Comparison:
         self._verdict = f"{name} is worse in {test.worse} of {test.pairs} pairs: {told[name]}"
 
 
-def _add(sums: list[float], trial: fleet.Trial) -> None:
+def _add(sums: list[float], trial: observed.Trial) -> None:
     sums[0] += 1
     sums[1] += trial.failed
     if trial.ttft_ms:

@@ -28,9 +28,10 @@ def late(snap: snapshot.Snapshot, settings: Settings) -> Iterator[actions.StopRe
             continue
         coming = known.replica.state in {fleet.ReplicaState.STARTING, fleet.ReplicaState.WARM}
         # One that still waits for its weights is not slow: their source is, and elsewhere it would be too.
-        if coming and not known.replica.staging and known.age_s > settings.start_timeout_s:
-            reason = f"not serving after {known.age_s:.0f} s"
-            yield actions.StopReplica(known.replica.replica_id, 0.0, reason, failed=True)
+        if coming and not known.replica.staging and known.coming_s > settings.start_timeout_s:
+            reason = f"not serving after {known.coming_s:.0f} s"
+            failed = known.away_s is None
+            yield actions.StopReplica(known.replica.replica_id, 0.0, reason, failed=failed)
         elif known.preempt_asked:
             reason = f"its GPUs are taken by {known.preempt_asked}"
             yield actions.StopReplica(known.replica.replica_id, 0.0, reason)

@@ -27,9 +27,9 @@ def publish(state_dir: Path, where: Address) -> None:
 
 
 def read(state_dir: Path) -> Address | None:
-    """Return the leader's address, None if no broker has written one."""
+    """Return the leader's address, None if no broker has written one, or it can't be read now."""
     try:
         found = json.loads((state_dir / FILE).read_text(encoding="ascii"))
         return Address(str(found["address"]), int(found["epoch"]))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None

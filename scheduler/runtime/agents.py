@@ -1,6 +1,7 @@
 """The broker's side of the agents' link: reports come in and are merged, desired states go out."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,8 @@ from scheduler.contracts import clock, ids
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
 from scheduler.runtime import guard, live
+
+log = logging.getLogger(__name__)
 
 
 class AgentLink(control_pb2_grpc.AgentLinkServicer):
@@ -88,7 +91,13 @@ class AgentLink(control_pb2_grpc.AgentLinkServicer):
                 self._live.wishes.ring()
             elif entry.connection is not me:
                 return
-        self._live.absorb_report(report, self._time.monotonic())
+        try:
+            self._live.absorb_report(report, self._time.monotonic())
+        except ValueError:
+            raise
+        except Exception as error:
+            log.exception("lease %s: report", report.lease_id)
+            raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 async def either(one: asyncio.Event, other: asyncio.Event) -> None:

@@ -14,11 +14,14 @@ from sqlalchemy import exc
 
 from scheduler.contracts import clock, fleet, ids, slurm
 from scheduler.core import actions, plan, replicas, snapshot
-from scheduler.runtime import entries, lease_acts, live, settings, startup, writer
+from scheduler.runtime import entries, lease_acts, live, settings, startup, writeoff, writer
 from scheduler.runtime.registry import cordons, database, store
 
 log = logging.getLogger(__name__)
 BY_US = "forebay"  # who cordons a node that no admin did
+LAST_S = (
+    5.0  # for what is still to be written down at the end: a registry that hangs is not waited for
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,13 +43,15 @@ class Applier:
         renderer: lease_acts.LeaseRenderer,
         options: settings.Settings,
         time: clock.Clock,
+        write_off: writeoff.WriteOff = writeoff.nowhere,
     ) -> None:
         self._live = picture
         self._registry = registry
         self._options = options
         self._time = time
-        self._writes = writer.Writer(picture, registry, time)
+        self._writes = writer.Writer(picture, registry, time, write_off)
         self._leases = lease_acts.LeaseActs(picture, self._writes, port, renderer, options, time)
+        self._owed: set[ids.ReplicaId] = set()  # whose roles the registry does not know yet
         self._handlers: dict[type, Callable[[Any], Coroutine[Any, Any, None]]] = {
             actions.RequestLease: self._leases.request_lease,
             actions.AdoptLease: self._leases.adopt_lease,
@@ -80,6 +85,13 @@ class Applier:
             except writer.Stale as stale:
                 results.append(Result(action, f"skipped: {stale}"))
                 continue
+            except (database.Fenced, exc.SQLAlchemyError):
+                raise
+            except Exception as error:
+                # One that can't be done must not keep those after it from being done, tick after tick.
+                log.exception("%s: %s", type(action).__name__, describe(action))
+                results.append(Result(action, f"failed: {type(error).__name__}: {error}"))
+                continue
             log.info("%s: %s", type(action).__name__, describe(action))
             results.append(Result(action, "done"))
         self._live.ladder_memory = made.ladder_memory
@@ -87,9 +99,29 @@ class Applier:
         self._live.lent_at = made.lent_at
         return tuple(results)
 
+    def apply_unwritten(self, made: plan.Plan) -> None:
+        """Do of a plan what needs no fence, while the registry does not answer; `flush` writes it down later.
+
+        Agents follow the newest epoch alone: a role told by a leader that was replaced turns nothing.
+        """
+        for action in made.actions:
+            try:
+                if isinstance(action, actions.SetRole):
+                    self._turn(action)
+                elif isinstance(action, actions.MarkLost):
+                    self._lose(action)
+                else:
+                    continue
+            except writer.Stale:
+                continue
+            log.info("%s, not written down yet: %s", type(action).__name__, describe(action))
+        self._live.ladder_memory = made.ladder_memory
+
     async def flush(self) -> None:
-        """Write down what reports have changed since the last flush."""
+        """Write down what reports have changed since the last flush, and roles that were only told."""
         picture = self._live
+        for replica_id in list(self._owed):
+            await self._pay(replica_id)
         found = list(picture.news_replicas.values())
         slots = list(picture.news_slots.values())
         leases = list(picture.news_leases.values())
@@ -126,9 +158,11 @@ class Applier:
         """Give calls to Slurm so long to end, and write down what came of them."""
         await self._leases.close(seconds)
         try:
-            await self.flush()
-        except (database.Fenced, exc.SQLAlchemyError) as error:
-            log.warning("not written down at the end, the next leader finds out: %s", error)
+            async with asyncio.timeout(LAST_S):
+                await self.flush()
+        except (database.Fenced, exc.SQLAlchemyError, TimeoutError) as error:
+            why = str(error) or f"the registry has not answered for {LAST_S:g} s"
+            log.warning("not written down at the end, the next leader finds out: %s", why)
 
     async def _start_replica(self, action: actions.StartReplica) -> None:
         entry = self._writes.lease(action.lease_id)
@@ -144,7 +178,7 @@ class Applier:
                 slot_id=slot.slot_id,
                 slurm_job_id=entry.lease.slurm_job_id,
                 node=entry.lease.nodes[0] if entry.lease.nodes else "",
-                spec=action.spec,
+                spec=action.spec.started,
                 state=fleet.ReplicaState.STARTING,
                 role=action.role,
                 reason=action.reason,
@@ -153,36 +187,43 @@ class Applier:
             wanted_role=action.role,
             drain_s=self._options.drain_s,
             ordered=now,
-            revision=entry.revision + 1,
             created_us=self._time.wall_us(),
             served=False,
             queue_s=startup.queue_s(entry),
             allocated=now if slot.state is replicas.SlotState.READY else None,
         )
         await self._writes.wish(entry, slot=slot, known=known)
-        entry.slots[slot.slot_id] = slot
+        # Not the next one: what memory alone has moved it to meanwhile does not name the replica.
+        known.revision = entry.revision
+        entry.slots.setdefault(slot.slot_id, slot)  # it may be heard of by now
         self._live.replicas[known.replica.replica_id] = known
         self._live.wished()
 
+    def _occupied(self) -> set[ids.SlotId]:
+        """Return the slots that replicas are in, apart from what is parked there."""
+        return {known.replica.slot_id for known in self._live.replicas.values() if not known.parked}
+
     def _slot_for(self, entry: entries.LeaseEntry, action: actions.StartReplica) -> snapshot.Slot:
         """Return the slot for a replica, after checking that its GPUs are free."""
-        occupied = {
-            known.replica.slot_id for known in self._live.replicas.values() if not known.parked
-        }
+        occupied = self._occupied()
         if action.slot_id is not None:
             slot = entry.slots.get(action.slot_id)
             if slot is None or slot.close or slot.slot_id in occupied or not slot.state.takes:
                 raise writer.Stale(f"slot {action.slot_id} is not free any more")
             return slot
         taken = sum(slot.gpus for slot in entry.slots.values() if not slot.state.final)
-        if taken + action.spec.gpus > entry.lease.gpus:
+        gpus = entry.lease.taken(action.spec.gpus)
+        if action.spec.hardware.place != entry.lease.hardware.place:
+            raise writer.Stale(f"lease {action.lease_id} is of other hardware")
+        if taken + gpus > entry.lease.gpus:
             raise writer.Stale(f"lease {action.lease_id} has {entry.lease.gpus - taken} GPUs left")
         numbers = [int(slot_id.rsplit(".s", 1)[1]) for slot_id in entry.slots]
         return snapshot.Slot(
             slot_id=ids.SlotId(f"{action.lease_id}.s{max(numbers, default=-1) + 1}"),
             lease_id=action.lease_id,
-            gpus=action.spec.gpus,
-            cpus=self._options.slot_cpus,
+            gpus=gpus,
+            cpus=action.spec.hardware.cpus
+            or self._options.slot_cpus * entry.lease.spread(action.spec.gpus),
         )
 
     async def _adopt_replica(self, action: actions.AdoptReplica) -> None:
@@ -196,12 +237,13 @@ class Applier:
             wanted_role=replica.role,
             drain_s=self._options.drain_s,
             ordered=self._time.monotonic(),
-            revision=entry.revision + 1,
             created_us=self._time.wall_us(),
         )
         slot = entry.slots.get(slot.slot_id, slot)
         await self._writes.wish(entry, slot=slot, known=known)
-        entry.slots[slot.slot_id] = slot
+        # Not the next one: what memory alone has moved it to meanwhile does not name the replica.
+        known.revision = entry.revision
+        entry.slots.setdefault(slot.slot_id, slot)  # it may be heard of by now
         entry.strangers = tuple(
             stranger
             for stranger in entry.strangers
@@ -258,14 +300,42 @@ class Applier:
             raise writer.Stale("it has that role by now")
         changed = dataclasses.replace(known, wanted_role=action.role)
         await self._writes.wish(self._writes.lease(known.replica.lease_id), known=changed)
-        known.wanted_role = action.role
+        known.wanted_role, known.told = action.role, self._time.monotonic()
         self._live.wished()
 
+    def _turn(self, action: actions.SetRole) -> None:
+        """Tell a replica its role before that is written down."""
+        known = self._writes.replica(action.replica_id)
+        if known.wanted_role is action.role:
+            raise writer.Stale("it has that role by now")
+        known.wanted_role, known.told = action.role, self._time.monotonic()
+        self._writes.lease(known.replica.lease_id).revision += 1
+        self._owed.add(action.replica_id)
+        self._live.wished()
+
+    async def _pay(self, replica_id: ids.ReplicaId) -> None:
+        """Write a role down that was only told."""
+        self._owed.discard(replica_id)  # first: it may turn again while this is written
+        known = self._live.replicas.get(replica_id)
+        entry = None if known is None else self._live.leases.get(known.replica.lease_id)
+        if known is None or entry is None:
+            return
+        try:
+            await self._writes.wish(entry, known=known)
+        except BaseException:
+            self._owed.add(replica_id)
+            raise
+        self._live.wishes.ring()  # its lease has another number by now
+
     async def _mark_lost(self, action: actions.MarkLost) -> None:
+        self._lose(action)
+
+    def _lose(self, action: actions.MarkLost) -> None:
         known = self._writes.replica(action.replica_id)
         coming = {fleet.ReplicaState.STARTING, fleet.ReplicaState.WARM}
         held = self._live.leases.get(known.replica.lease_id)
-        if known.run and known.replica.state in coming and held is not None and not held.leaving:
+        came = known.away is not None or known.replica.state not in coming
+        if known.run and not came and held is not None and not held.leaving:
             # Its lease stands and it never came up: without a pause it would be tried again at once.
             spec = known.replica.spec
             self._live.fail((spec.model, spec.version), self._time.monotonic(), action.reason)
@@ -274,7 +344,7 @@ class Applier:
     async def _close_slot(self, action: actions.CloseSlot) -> None:
         entry = self._writes.lease(action.lease_id)
         slot = entry.slots.get(action.slot_id)
-        occupied = {known.replica.slot_id for known in self._live.replicas.values()}
+        occupied = self._occupied()
         if slot is None or slot.close or slot.state.final or slot.slot_id in occupied:
             raise writer.Stale(f"slot {action.slot_id} is not empty and open any more")
         closed = dataclasses.replace(slot, close=True)

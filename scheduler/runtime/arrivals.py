@@ -1,7 +1,9 @@
-"""Requests a second by model, from the counters that gateways report."""
+"""Requests a second by model, or by version, from the counters that gateways report."""
 
 import collections
 import dataclasses
+from collections.abc import Hashable
+from typing import Generic, TypeVar
 
 WINDOW_S = 60.0
 EVERY_S = 2.0  # between two marks of one counter; a shorter time says little
@@ -13,18 +15,21 @@ class _Counter:
     marks: "collections.deque[tuple[float, int]]"
 
 
-class Rates:
-    """The arrivals of the last minute. Times are monotonic seconds of one clock."""
+Of = TypeVar("Of", bound=Hashable)
+
+
+class Rates(Generic[Of]):
+    """The arrivals of the last minute of whatever is counted. Times are monotonic seconds of one clock."""
 
     def __init__(self) -> None:
-        self._counters: dict[tuple[str, str], _Counter] = {}
+        self._counters: dict[tuple[str, Of], _Counter] = {}
 
-    def note(self, gateway_id: str, model: str, arrived: int, now: float) -> None:
+    def note(self, gateway_id: str, of: Of, arrived: int, now: float) -> None:
         """Take a gateway's counter; one that went back belongs to a new process."""
-        known = self._counters.get((gateway_id, model))
+        known = self._counters.get((gateway_id, of))
         if known is None or arrived < known.newest[1]:
             marks = collections.deque([(now, arrived)])
-            self._counters[gateway_id, model] = _Counter((now, arrived), marks)
+            self._counters[gateway_id, of] = _Counter((now, arrived), marks)
             return
         known.newest = (now, arrived)
         if now - known.marks[-1][0] >= EVERY_S:
@@ -37,12 +42,12 @@ class Rates:
         for key in [key for key in self._counters if key[0] == gateway_id]:
             del self._counters[key]
 
-    def by_model(self) -> dict[str, float]:
+    def per_s(self) -> dict[Of, float]:
         """Return requests a second over the last minute, or as long as there are counters."""
-        found: dict[str, float] = {}
-        for (_, model), known in self._counters.items():
+        found: dict[Of, float] = {}
+        for (_, of), known in self._counters.items():
             since, before = known.marks[0]
             at, arrived = known.newest
             rate = (arrived - before) / max(at - since, EVERY_S)
-            found[model] = found.get(model, 0.0) + rate
+            found[of] = found.get(of, 0.0) + rate
         return found

@@ -1,4 +1,4 @@
-"""The broker: stands by until it leads, then serves agents and gateways and carries out plans."""
+"""The leading broker: serves agents and gateways, makes plans and carries them out."""
 
 import asyncio
 import dataclasses
@@ -9,39 +9,43 @@ from pathlib import Path
 from typing import Any
 
 from grpc import aio
+from sqlalchemy import exc
 
 from scheduler.contracts import clock, fleet, ports, slurm, wire
 from scheduler.contracts.v1 import control_pb2_grpc
-from scheduler.core import plan, targets
+from scheduler.core import members, plan, targets
 from scheduler.runtime import (
+    adapter_pools,
     address,
     agents,
+    apart,
     applier,
     config,
     entries,
     forecasts,
     guard,
-    leadership,
     lease_acts,
     live,
-    loop,
     node_weights,
     overlap,
+    polling,
+    recalling,
     rolling,
-    schedules,
     settings,
     snapshots,
+    telling,
     watch,
+    writeoff,
 )
 from scheduler.runtime.registry import database, store, watcher, weight_acts
 
 log = logging.getLogger(__name__)
 CATALOG_S = 1.0  # an admin's wish counts within so long
 FACTS_S = 2.0
+ADAPTERS_S = 0.05  # between two placements: reports of many replicas come within that
 WORK_S = 5.0  # between two looks at what batch jobs want; shares move far more slowly
-LOOK_S = 30.0  # between two tries to read the ledger, and how late a look back may be
 STOP_S = 1.0
-PERIOD_LOOK_S = 10.0  # a new leader finds a period that was left half done within so long
+DAY_US = 86_400_000_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class Parts:
         batch_work: what batch jobs still want, by model; blocks, and raises `SQLAlchemyError`.
         ledger: what callers asked for so far, which forecasts learn from.
         zone: whose clock the days of callers follow.
+        write_off: where the last GPU time of a lease goes whose node died.
     """
 
     options: settings.Settings
@@ -67,12 +72,13 @@ class Parts:
     batch_work: Callable[[], Mapping[str, ports.BatchWork]] = dict
     ledger: ports.DemandLedger = dataclasses.field(default_factory=ports.NoLedger)
     zone: datetime.tzinfo = datetime.UTC
+    write_off: writeoff.WriteOff = writeoff.nowhere
 
 
 class Leader:
     """A broker that leads: one epoch from `start` to `stop`.
 
-    `tick` may be called by hand (tests with a fake clock do); `serve` calls it from the loop.
+    `tick` may be called by hand (tests with a fake clock do); `serving.serve` calls it from the loop.
     """
 
     def __init__(self, parts: Parts, epoch: int) -> None:
@@ -85,22 +91,32 @@ class Leader:
             entries.Pauses(options.restart_backoff_s, options.restart_backoff_max_s),
             parts.time.monotonic(),
         )
-        self.poller = snapshots.Poller(parts.slurm, self.live, parts.time, options.slurm_poll_s)
+        self.poller = polling.Poller(parts.slurm, self.live, parts.time, options.slurm_poll_s)
         self.applier = applier.Applier(
-            self.live, parts.registry, parts.slurm, parts.lease_renderer, options, parts.time
+            self.live,
+            parts.registry,
+            parts.slurm,
+            parts.lease_renderer,
+            options,
+            parts.time,
+            parts.write_off,
         )
         self.forecasts = forecasts.Forecasts(parts.ledger, parts.zone, options.forecast_days)
         self._overlap = overlap.Overlap(None, parts.time.monotonic(), parts.time.wall_us())
         self._watcher = watcher.Watcher(parts.registry.database, parts.registry.declared.serial)
         self._rolling = rolling.Rolling(self.live, parts.registry, parts.time)
         self._server: aio.Server | None = None
-        self._speaking: frozenset[str] = frozenset()
+        # Who speaks, and what rests: both change with time alone.
+        self._known: tuple[frozenset[object], ...] = (frozenset(), frozenset())
         self._catalog_due = float("-inf")
         self._work_due = float("-inf")
         self._look_due = float("-inf")
         self._facts_due = float("-inf")
         self._weight_acts = weight_acts.WeightActs(parts.registry.database)
         self.live.weights.most = options.prestage_models
+        self.live.adapters.retry_s = options.adapter_retry_s
+        self._whole_at = parts.time.monotonic()  # the end of the last tick that had its registry
+        self._bridging = False
         self.address = ""
         self.notes: tuple[str, ...] = ()
         self.wanted: Mapping[tuple[str, str], targets.Target] = {}
@@ -109,15 +125,9 @@ class Leader:
         """Read the registry, serve, and tell everybody where; return the address."""
         parts = self._parts
         await asyncio.to_thread(parts.registry.catalog.declare, parts.models, parts.time.wall_us())
-        held = await asyncio.to_thread(parts.registry.holdings.load)
-        self.live.restore(held, parts.time.monotonic())
-        starts = await asyncio.to_thread(parts.registry.journal.fact, "starts")
-        if starts is not None:
-            self.live.starts.restore(starts.body)
+        await recalling.held(parts.registry, self.live, parts.time.monotonic())
         await self._read_catalog()
-        told = await asyncio.to_thread(parts.registry.journal.fact, overlap.FACT)
-        body = told.body if told is not None else None
-        self._overlap = overlap.Overlap(body, parts.time.monotonic(), parts.time.wall_us())
+        self._overlap = await recalling.overlapped(parts.registry, parts.time)
         keeper = guard.Guard(await asyncio.to_thread(guard.token, parts.state_dir))
         server = aio.server(options=wire.SERVER_OPTIONS)
         control_pb2_grpc.add_AgentLinkServicer_to_server(
@@ -130,11 +140,25 @@ class Leader:
         await server.start()
         self._server = server
         host = parts.options.advertise or parts.options.listen.rsplit(":", 1)[0]
-        self.address = f"{host}:{port}"
-        where = address.Address(self.address, self.live.epoch)
+        where = address.Address(f"{host}:{port}", self.live.epoch)
+        # Whoever took the lead meanwhile has said so in broker.json, and that must stay.
+        await asyncio.to_thread(parts.registry.lead.confirm, self.live.epoch)
         await asyncio.to_thread(address.publish, parts.state_dir, where)
+        self.address = where.address
         log.info("leading with epoch %d at %s", self.live.epoch, self.address)
         return self.address
+
+    async def announce(self) -> None:
+        """Say anew where this leader is, if broker.json names an older one, or nobody.
+
+        One that was stopped between its last look at who leads and its word in that file says it when it
+        wakes up, and agents and gateways would leave this leader for it.
+        """
+        folder, epoch = self._parts.state_dir, self.live.epoch
+        where = await asyncio.to_thread(address.read, folder)
+        if where is None or where.epoch < epoch:
+            log.warning("%s names %s: written anew", address.FILE, where or "nobody")
+            await asyncio.to_thread(address.publish, folder, address.Address(self.address, epoch))
 
     async def stop(self) -> None:
         """End every link; leases, replicas and streams go on without us."""
@@ -163,9 +187,10 @@ class Leader:
         if self.live.settled and await self._rolling.step(self.wanted):
             await self._read_catalog()
         if now >= self._work_due:
-            self.live.batch_work = await asyncio.to_thread(self._parts.batch_work)
+            await self._read_batch_work()
             self._work_due = now + WORK_S
         self._note_silence(now)
+        self._place_adapters()
         await self.applier.flush()
         picture = snapshots.collect(self.live, self._time, self._parts.options, self._parts.zone)
         made = plan.plan(picture, self._parts.options)
@@ -176,13 +201,62 @@ class Leader:
             self.poller.soon()
         self.notes = made.notes
         self.wanted = made.wanted
-        sizes = {each.key: each.spec.gpus for each in picture.deployments}
+        sizes = {
+            each.key: members.gpus(each.spec, self._parts.options.node_gpus)
+            for each in picture.deployments
+        }
         wanted_gpus = sum(each.total * sizes.get(key, 0) for key, each in made.wanted.items())
         self._overlap.note(picture, self._parts.options, wanted_gpus)
         if now >= self._facts_due or results:
             await self._tell(now)
             self._facts_due = now + FACTS_S
+        self._whole_at, self._bridging = self._time.monotonic(), False
         return made
+
+    async def bridge(self) -> None:
+        """Go on with what is in memory while ticks wait for the registry; nothing is done while they do not.
+
+        Links go on by themselves. What is begun, stopped or asked of Slurm is written down and fenced first,
+        so it waits; of a plan is done what agents fence themselves (`Applier.apply_unwritten`).
+
+        Raises:
+            database.Fenced: broker.json names a newer leader, which a registry that hangs can't say.
+        """
+        now, options = self._time.monotonic(), self._parts.options
+        waited = now - self._whole_at
+        if waited <= options.registry_patience_s or not self.live.settled:
+            return
+        folder = self._parts.state_dir
+        where = await asyncio.wrap_future(apart.call(lambda: address.read(folder)))
+        if where is not None and where.epoch > self.live.epoch:
+            raise database.Fenced(f"{address.FILE} names epoch {where.epoch}: another broker leads")
+        if not self._bridging:
+            log.warning(
+                "no answer of the registry for %.1f s: roles turn, nothing else is begun", waited
+            )
+        self._bridging = True
+        self.poller.kick()
+        self._note_silence(now)
+        picture = snapshots.collect(self.live, self._time, options, self._parts.zone)
+        self.applier.apply_unwritten(plan.plan(picture, options))
+
+    async def follow_adapters(self) -> None:
+        """Place adapters as soon as somebody waits for one, or one has come or gone; until cancelled."""
+        while True:
+            rung = self.live.heard.current()
+            if self.live.adapters.dirty:
+                self._place_adapters(every=False)
+                await asyncio.sleep(ADAPTERS_S)
+            await rung.wait()
+
+    def _place_adapters(self, *, every: bool = True) -> None:
+        """Place adapters; whatever is wrong there must not keep replicas and leases from being planned."""
+        if not self.live.settled:
+            return
+        try:
+            self.live.place_adapters(self._time.monotonic(), self._time.wall_us(), every=every)
+        except Exception:
+            log.exception("adapters stay as they are")
 
     async def look_back(self) -> None:
         """Learn from what the ledger has by now, and leave what it teaches for `fctl show forecast`.
@@ -205,9 +279,21 @@ class Leader:
             self._parts.registry.journal.set_facts, self.live.epoch, now_us, {"forecast": told}
         )
 
+    async def tidy(self) -> None:
+        """Let the registry forget leases that are long over, and versions that nobody declares any more."""
+        options, registry = self._parts.options, self._parts.registry
+        before_us = self._time.wall_us() - round(options.lease_history_days * DAY_US)
+        more = True
+        while more:
+            done = await asyncio.to_thread(
+                registry.retention.forget, self.live.epoch, before_us, options.lease_history_rows
+            )
+            more = done.more
+        await asyncio.to_thread(registry.declared.forget, self.live.epoch)
+
     def view(self) -> fleet.FleetView:
         """Return what gateways are told now."""
-        return snapshots.view(self.live, self._time.monotonic(), self._parts.options)
+        return snapshots.view(self.live, self._time, self._parts.options)
 
     async def _outrank(self) -> None:
         """Begin a newer epoch if an agent follows one: the registry was lost, or is an old copy."""
@@ -219,50 +305,37 @@ class Leader:
 
     async def _read_catalog(self) -> None:
         """Take up what admins wish: scaling, schedules, holds, drains."""
-        registry = self._parts.registry
-        deployments = await asyncio.to_thread(registry.catalog.deployments)
-        routes = await asyncio.to_thread(registry.catalog.routes, self.live.cluster)
-        self.live.rollouts = await asyncio.to_thread(registry.rollouts.all, under_way=True)
-        drains = await asyncio.to_thread(registry.holdings.drains)
-        self.live.cordons = await asyncio.to_thread(registry.cordons.all)
-        self.live.weights.acts = await asyncio.to_thread(self._weight_acts.all)
-        self.live.standing = await asyncio.to_thread(registry.wishes.read)
-        timetable = await asyncio.to_thread(registry.timetable.all)
-        self.live.scheduled = schedules.in_force(timetable, self._time.wall_us())
-        for replica_id in drains & self.live.replicas.keys():
-            self.live.replicas[replica_id].drain_asked = True
-        if (deployments, routes) != (self.live.deployments, self.live.routes):
-            self.live.deployments, self.live.routes = deployments, routes
-            self.live.touch()
+        await recalling.wishes(self._parts.registry, self._weight_acts, self.live, self._time)
+
+    async def _read_batch_work(self) -> None:
+        """Look at what batch jobs want; whatever is wrong there must not keep anything from being planned."""
+        try:
+            self.live.batch_work = await asyncio.to_thread(self._parts.batch_work)
+        except exc.SQLAlchemyError:
+            raise
+        except Exception:
+            log.exception("batch work counts as it was last read")
 
     def _note_silence(self, now: float) -> None:
-        """Tell gateways when an agent or another gateway goes silent: nothing else would change then."""
+        """Tell gateways when somebody goes silent or a quarantine ends: nothing else would change then."""
         speaking = frozenset(
             lease_id
             for lease_id, entry in self.live.leases.items()
             if entry.seen is not None and now - entry.seen <= self._parts.options.agent_silent_s
         )
-        if self.live.gateways.changed(now) or speaking != self._speaking:
-            self._speaking = speaking
+        now_us = self._time.wall_us()
+        resting = (each.key for each in self.live.deployments if each.quarantined_until_us > now_us)
+        known = (speaking, frozenset(resting))
+        if self.live.gateways.changed(now) or known != self._known:
+            self._known = known
             self.live.touch()
 
     async def _record(self, results: Sequence[applier.Result], notes: Sequence[str]) -> None:
-        body: dict[str, Any] = {
-            "actions": [
-                {
-                    "act": type(result.action).__name__,
-                    "what": applier.describe(result.action),
-                    "outcome": result.outcome,
-                }
-                for result in results
-            ],
-            "notes": list(notes),
-        }
         await asyncio.to_thread(
             self._parts.registry.journal.add_plan,
             self.live.epoch,
             self._time.wall_us(),
-            body,
+            telling.plan(results, notes),
             keep=self._parts.options.plan_history,
         )
 
@@ -276,34 +349,19 @@ class Leader:
                 self._weight_acts.end, over, self.live.epoch, self._time.wall_us()
             )
         facts: dict[str, dict[str, Any]] = {
-            "nodes": {
-                "nodes": [
-                    {
-                        **dataclasses.asdict(node),
-                        "flags": sorted(node.flags),
-                        "unknown_flags": sorted(node.unknown_flags),
-                    }
-                    for node in self.live.nodes
-                ],
-                "reservations": [
-                    {**dataclasses.asdict(kept), "flags": sorted(kept.flags)}
-                    for kept in self.live.reservations
-                ],
-                "error": self.poller.error or self.poller.unread,
-            },
+            "nodes": telling.nodes(self.live, self.poller.error or self.poller.unread),
             node_weights.FACT: self.live.weights.fact(),
-            overlap.FACT: self._overlap.fact(),
+            **self._overlap.facts(now),
+            adapter_pools.FACT: self.live.adapters.fact(),
             "queue": {name: dataclasses.asdict(item) for name, item in demand.items()},
             "starts": self.live.starts.told(),
             "rollouts": self._rolling.facts(),
+            "shadows": {"shadows": self.live.shadows.told(self.live.routes)},
             "broker": {
                 "epoch": self.live.epoch,
                 "address": self.address,
                 "notes": list(self.notes),
-                "targets": [
-                    {"model": model, "version": version, **dataclasses.asdict(target)}
-                    for (model, version), target in self.wanted.items()
-                ],
+                "targets": telling.wanted(self.wanted),
                 "tick_ms": round((now - began) * 1000, 2),
                 "slurm": self.poller.error or "answers",
             },
@@ -311,40 +369,3 @@ class Leader:
         await asyncio.to_thread(
             self._parts.registry.journal.set_facts, self.live.epoch, self._time.wall_us(), facts
         )
-
-
-async def serve(
-    parts: Parts,
-    *,
-    periodic: Sequence[loop.Periodic] = (),
-    ready: Callable[[str], None] | None = None,
-) -> None:
-    """Run a broker until cancelled: stand by, lead, and stand by again if another one takes over.
-
-    Args:
-        parts: what it is made of.
-        periodic: work for the leader alone.
-        ready: called with the address each time this broker begins to lead.
-    """
-    claim = leadership.Leadership(parts.registry.lead, parts.options, parts.time)
-    while True:
-        epoch = await claim.acquire()
-        over = asyncio.Event()
-        leader = Leader(parts, epoch)
-        runner = loop.Loop(over.set)
-        try:
-            where = await leader.start()
-            runner.every("tick", parts.options.tick_s, leader.tick)
-            runner.every("renew the lead", parts.options.leader_renew_s, claim.renew)
-            runner.every("look back", LOOK_S, leader.look_back)
-            for work, job in loop.periodic_jobs(periodic, parts.registry.lead, epoch, parts.time):
-                runner.every(work.name, min(work.every_s, PERIOD_LOOK_S), job)
-            runner.start()
-            if ready is not None:
-                ready(where)
-            await over.wait()
-            log.warning("epoch %d is over: another broker leads", epoch)
-        finally:
-            await runner.close()
-            await leader.stop()
-            await claim.release()

@@ -1,6 +1,7 @@
 """A gateway's way to the broker: the newest view of the fleet, kept when the broker is gone."""
 
 import asyncio
+import collections
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from grpc import aio
 
-from scheduler.contracts import clock, fleet, wire
+from scheduler.contracts import clock, fleet, observed, wire, wire_told
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
 from scheduler.runtime import address, entries, guard
@@ -16,6 +17,7 @@ from scheduler.runtime import address, entries, guard
 log = logging.getLogger(__name__)
 REPORT_S = 0.2
 TRIALS_MOST = 2_000
+COPIES_MOST = 1_000
 LOOK_S = 1.0  # between two looks at whether another broker leads
 RETRY_S = 0.2
 RETRY_MOST_S = 2.0
@@ -40,9 +42,13 @@ class FleetClient:
         self._time = time
         self._view: fleet.FleetView | None = None
         self._bell = entries.Bell()
-        self._demand: tuple[fleet.Demand, ...] = ()
-        self._trials: list[fleet.Trial] = []
+        self._demand: tuple[observed.Demand, ...] = ()
+        self._trials: list[observed.Trial] = []
+        self._copies: list[observed.Copied] = []
+        self._dropped: collections.Counter[tuple[str, str, str]] = collections.Counter()
+        self._soon = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._unread = ""  # why the newest view can't be read, as it was logged
         self.connected = False
         self.admission = ""  # where other hosts' workers find our queues, once that is known
 
@@ -66,14 +72,25 @@ class FleetClient:
         while self._view is None or self._view.revision == after:
             await self._bell.wait()
 
-    def report(self, demand: Sequence[fleet.Demand]) -> None:
-        """Offer the newest demand; the next report carries it."""
-        self._demand = tuple(demand)
+    def report(self, demand: Sequence[observed.Demand]) -> None:
+        """Offer the newest demand; the next report carries it, at once if an adapter is newly waited for."""
+        before, self._demand = _adapters(self._demand), tuple(demand)
+        if _adapters(self._demand) - before:
+            self._soon.set()
 
-    def tell(self, trials: Sequence[fleet.Trial]) -> None:
+    def tell(self, trials: Sequence[observed.Trial]) -> None:
         """Offer how requests fared; those that no broker has heard for long are dropped."""
         self._trials += trials
         del self._trials[:-TRIALS_MOST]
+
+    def compared(
+        self, copies: Sequence[observed.Copied], dropped: Sequence[observed.CopiesDropped]
+    ) -> None:
+        """Offer how copies fared; those that no broker has heard for long are forgotten."""
+        self._copies += copies
+        del self._copies[:-COPIES_MOST]
+        for one in dropped:
+            self._dropped[one.model, one.shadow, one.reason] += one.count
 
     async def run(self) -> None:
         """Connect, watch, and connect again, until cancelled."""
@@ -125,22 +142,47 @@ class FleetClient:
     async def _reports(self) -> AsyncIterator[pb.GatewayReport]:
         while True:
             trials, self._trials = self._trials, []
+            copies, self._copies = self._copies, []
+            dropped, self._dropped = self._dropped, collections.Counter()
             yield pb.GatewayReport(
                 gateway_id=self._gateway_id,
                 at_us=self._time.wall_us(),
-                demand=[wire.demand_to_pb(item) for item in self._demand],
+                demand=[wire_told.demand_to_pb(item) for item in self._demand],
                 routes_revision=self._view.revision if self._view is not None else 0,
                 admission=self.admission,
-                trials=[wire.trial_to_pb(trial) for trial in trials],
+                trials=[wire_told.trial_to_pb(trial) for trial in trials],
+                copies=[wire_told.copied_to_pb(copied) for copied in copies],
+                copies_dropped=[
+                    wire_told.dropped_to_pb(observed.CopiesDropped(*key, count))
+                    for key, count in dropped.items()
+                ],
             )
-            await asyncio.sleep(REPORT_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._soon.wait(), REPORT_S)
+            self._soon.clear()
 
     def _take(self, message: pb.FleetView) -> None:
         if self._view is not None and message.epoch < self._view.epoch:
             return
-        with contextlib.suppress(ValueError):  # a word of a newer release: keep what is known
+        try:
             self._view = wire.view_from_pb(message, self._time.monotonic())
-            self._bell.ring()
+        except ValueError as fault:  # of a newer release: what is known stays in force
+            if str(fault) != self._unread:
+                log.exception("the broker's view can't be read, the last one holds")
+            self._unread = str(fault)
+            return
+        self._unread = ""
+        self._bell.ring()
+
+
+def _adapters(demand: Sequence[observed.Demand]) -> set[tuple[str, str]]:
+    """Return the adapters that are waited for, by model and name."""
+    return {
+        (part.model, name)
+        for part in demand
+        for name, one in part.adapters.items()
+        if one.waiting or one.batch
+    }
 
 
 def _ending() -> bool:

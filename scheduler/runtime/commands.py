@@ -3,6 +3,8 @@
 import argparse
 import dataclasses
 import datetime
+import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 from urllib import parse
@@ -23,7 +25,8 @@ from scheduler.runtime import (
     weights_commands,
 )
 
-Doctor = Callable[[TextIO], int]
+Doctor = Callable[[TextIO, bool], int]
+"""Prints to a stream what it found, as JSON or not, and returns the exit code."""
 _EXAMPLES = """examples:
   fctl show leases              what Forebay holds in Slurm
   fctl explain chat             why the model's replicas are as they are
@@ -52,7 +55,7 @@ class Here:
     Attributes:
         doctor: looks at the site's Slurm.
         rebuild: makes the rollups again.
-        render: makes a lease's job text.
+        render: makes a lease's job text, as the settings here have it.
         looker: looks at weights where they lie.
     """
 
@@ -79,20 +82,21 @@ def fctl(
         if args.command == "doctor":
             if here.doctor is None:
                 raise command_line.CommandError("doctor: run it on a host that reaches Slurm")
-            return here.doctor(out)
+            return here.doctor(out, args.json)
         if args.command == "rebuild":
             if here.rebuild is None:
                 raise command_line.CommandError("rebuild: run it on the accounting host")
-            return here.rebuild(out)
+            return here.rebuild(out, args.json)
         if args.command == "weights" and args.verb in weights_commands.LOCAL:
             return weights_commands.look(args, out, here.looker)
         if args.command == "lease":
-            return lease_commands.run(args, out, here.render)
+            return lease_commands.run(args, api, out, here.render)
         return int(args.act(args, api, out, stdin) or 0)
 
     return command_line.run("fctl", body, err=err)
 
 
+@functools.cache
 def parser() -> command_line.Parser:
     """Return fctl's parser."""
     made = command_line.Parser(prog="fctl", description="Control Forebay.", epilog=_EXAMPLES)
@@ -180,8 +184,8 @@ def _scale(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None
 
 def _update(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
     pairs = _pairs(args.pairs)
-    if "job" in pairs:
-        job_commands.update(pairs, api, out)
+    if job_commands.named(pairs):
+        job_commands.update(pairs, api, out, as_json=args.json)
         return
     model = pairs.pop("model", "")
     if not model or not pairs:
@@ -267,9 +271,9 @@ def _pairs(words: Sequence[str]) -> dict[str, str]:
 def _expiry(text: str) -> int:
     if not text:
         return 0
-    now = datetime.datetime.now().astimezone()
+    now = datetime.datetime.now(datetime.UTC)
     try:
-        at = times.point(text, now=now, tz=now.tzinfo or datetime.UTC)
+        at = times.point(text, now=now, tz=times.local_zone(os.environ))
     except times.TimeError as error:
         raise command_line.CommandError(f"--expires {error}") from error
     if at <= now:

@@ -6,7 +6,6 @@ environment overrides the file (``FOREBAY_<TABLE>_<KEY>``). Nothing here knows w
 
 import dataclasses
 import difflib
-import enum
 import json
 import math
 import os
@@ -53,6 +52,11 @@ class ModelSettings:
     engine: fleet.EngineKind = settings.setting(
         fleet.EngineKind.VLLM, "vllm, http (any OpenAI-compatible server) or simulated."
     )
+    runner: requests.Runner = settings.setting(
+        requests.Runner.GENERATE,
+        "What it does: generate (chat, completions, responses), embed (embeddings, rerank) or classify "
+        "(classify, rerank).",
+    )
     weights: str = settings.setting(
         "",
         "Folder of the weights, or a place to stage them from: file:///folder, s3://bucket/prefix, "
@@ -75,7 +79,11 @@ class ModelSettings:
         1, "Seats that batch never takes while a replica is shared.", least=0
     )
     max_context: int = settings.setting(2048, "Longest prompt plus output.", unit="tokens", least=1)
-    gpus: int = settings.setting(1, "GPUs of one replica.", least=0)
+    gpus: int = settings.setting(
+        1,
+        "GPUs of one replica; 0: it runs on CPUs, as what stands before an http server does.",
+        least=0,
+    )
     replicas: int = settings.setting(
         1, "Replicas kept warm, where `scaling` says nothing.", least=0
     )
@@ -93,6 +101,15 @@ class ModelSettings:
         tuple(requests.Tier), "Tiers that this model is offered in."
     )
     adapters: Mapping[str, str] = settings.setting({}, "LoRA adapters: name to folder.")
+    adapter_slots: int = settings.setting(
+        -1,
+        "LoRA adapters that a replica may run in one batch; each takes GPU memory, used or not. "
+        "-1: as many as `adapters` has, at most 8.",
+        least=-1,
+    )
+    adapter_host: int = settings.setting(
+        0, "LoRA adapters that a replica holds ready in host memory; 0: as many as slots.", least=0
+    )
     dedicated: str = settings.setting(
         "",
         "Team whose own floor these replicas are: idle and start-up GPU time is charged to it; "
@@ -105,6 +122,13 @@ class ModelSettings:
         "replica takes only as much batch as keeps it.",
         unit="ms",
         least=0.1,
+    )
+    ttft_slo_ms: float = settings.setting(
+        0.0,
+        "Time to first token that interactive answers are promised; a predicted wait above half of it is "
+        "pressure. 0: as [scheduler] ttft_slo_ms says.",
+        unit="ms",
+        least=0,
     )
 
     def __post_init__(self) -> None:
@@ -134,6 +158,7 @@ class ModelSettings:
             adapters=dict(self.adapters),
             dedicated=self.dedicated,
             itl_slo_ms=self.itl_slo_ms,
+            ttft_slo_ms=self.ttft_slo_ms,
             weights_digest=self.weights_digest,
             tuning=dict(self.tuning),
         )
@@ -196,24 +221,6 @@ def load(
     if faults:
         raise ConfigError(faults)
     return Config(path=path, tables=values, models=models)
-
-
-def document(tables: Mapping[str, type]) -> str:
-    """Return a commented example of forebay.toml; each key stands there with its default."""
-    lines = [
-        "# forebay.toml: every table and key with its default.",
-        "# Remove the # before a key to change it, or set FOREBAY_<TABLE>_<KEY> in the environment.",
-    ]
-    for name, kind in tables.items():
-        lines += ["", f"[{name}]"]
-        lines += [line for field in dataclasses.fields(kind) for line in _describe(field)]
-    lines += [
-        "",
-        "# Models are a list: repeat the table for each model, or for each version of one.",
-    ]
-    lines += [f"# [[{MODELS}]]"]
-    lines += [line for field in dataclasses.fields(ModelSettings) for line in _describe(field)]
-    return "\n".join(lines) + "\n"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -296,7 +303,7 @@ def _build(
         except ValueError as error:
             faults.append(f"environment: {variable}: {error}")
     for name, field in fields.items():
-        if name not in body and name not in overrides and _required(field):
+        if name not in body and name not in overrides and required(field):
             faults.append(place.fault("", f"{name} is missing"))
     if len(faults) > before:
         return None
@@ -373,7 +380,8 @@ def _from_text(hint: Any, field: "dataclasses.Field[Any]", text: str) -> Any:
         return _checked(hint, field, value)
 
 
-def _required(field: "dataclasses.Field[Any]") -> bool:
+def required(field: "dataclasses.Field[Any]") -> bool:
+    """Return whether a table's key has no default."""
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
@@ -385,35 +393,3 @@ def _near(name: str, known: Any) -> str:
 def _short(raw: Any) -> str:
     text = repr(raw)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _describe(field: "dataclasses.Field[Any]") -> list[str]:
-    """Return a key's comment and its line; the key itself is commented out too."""
-    unit = f" Unit: {field.metadata['unit']}." if field.metadata.get("unit") else ""
-    comment = f"{field.metadata.get('doc', '')}{unit}".strip()
-    if _required(field):
-        return ["", f"# {comment} Required.", f'# {field.name} = "..."']
-    default = field.default
-    if field.default_factory is not dataclasses.MISSING:
-        default = field.default_factory()
-    if default is None:
-        return ["", f"# {comment} Not set by default.", f"# {field.name} ="]
-    return ["", f"# {comment}", f"# {field.name} = {_toml(default)}"]
-
-
-def _toml(value: Any) -> str:
-    """Render a default as a TOML value."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, enum.Enum):
-        return _toml(value.value)
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        body = ", ".join(f"{_toml(str(key))} = {_toml(item)}" for key, item in value.items())
-        return f"{{ {body} }}" if body else "{}"
-    if isinstance(value, list | tuple | set | frozenset):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _toml({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
-    return json.dumps(str(value), ensure_ascii=False)

@@ -2,12 +2,12 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from scheduler.contracts import fleet, ids, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.core import snapshot
-from scheduler.runtime.registry import holdings
+from scheduler.runtime.registry import holdings, retention
 
 
 class Bell:
@@ -39,6 +39,7 @@ class LeaseEntry:
         came_s: seconds from there until its agent spoke: Slurm's queue, and the job's own start.
         seen: monotonic seconds of the agent's last report; `reported_us` is that report's own time.
         acked: newest revision of this leader that the agent has read, -1 if none.
+        unread: what its agent said last in words that only a newer release knows.
         connection: the link that counts; a newer one takes its place.
     """
 
@@ -56,7 +57,16 @@ class LeaseEntry:
     acked: int = -1
     leaving: str = ""
     strangers: tuple[snapshot.Stranger, ...] = ()
+    unread: frozenset[str] = frozenset()
     connection: object | None = None
+
+    def forget_slots(self, used: Collection[ids.SlotId]) -> None:
+        """Drop slots that ended long ago and that no replica names; the newest keep their numbers."""
+        spare = len(self.slots) - retention.SLOTS_KEPT
+        if spare > 0:
+            for slot_id in sorted(self.slots, key=retention.number)[:spare]:
+                if self.slots[slot_id].state.final and slot_id not in used:
+                    del self.slots[slot_id]
 
 
 @dataclasses.dataclass(slots=True)
@@ -64,10 +74,14 @@ class ReplicaEntry:
     """A replica that is not final, and what is wanted of it; see `snapshot.KnownReplica`.
 
     Attributes:
+        revision: of what its lease should hold, the first that names it.
+        told: monotonic seconds at which it was told `wanted_role`.
         served: whether it has served since `ordered`, when it was started or woken.
+        away: monotonic seconds since which it is off the routes by itself, though it had served; else None.
         queue_s: that its lease waited in Slurm, if it was the first that was ordered there.
         allocated: monotonic seconds at which its slot was ready, None before.
         phases_s: of its start, by `core.startup`; empty until it serves.
+        adapters: that it is told to hold, name to path, the most urgent first; None: it was not told yet.
     """
 
     replica: fleet.Replica
@@ -75,21 +89,31 @@ class ReplicaEntry:
     wanted_role: fleet.Role
     drain_s: float
     ordered: float
-    revision: int
-    created_us: int
+    revision: int = 0
+    created_us: int = 0
+    told: float = 0.0
     drain_asked: bool = False
     stats_at: float | None = None
     missing_since: float | None = None
     asleep: bool = False
     served: bool = True
+    away: float | None = None
     queue_s: float = 0.0
     allocated: float | None = None
     phases_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    adapters: Mapping[str, str] | None = None
 
     @property
     def parked(self) -> bool:
         """Whether it is parked: its slot may hold another meanwhile."""
         return self.asleep and self.replica.state is fleet.ReplicaState.ASLEEP
+
+    def turned(self, state: fleet.ReplicaState, now: float) -> None:
+        """Note since when it is off the routes by itself: it is told to be in another state now."""
+        if state not in {fleet.ReplicaState.WARM, fleet.ReplicaState.UNKNOWN}:
+            self.away = None
+        elif self.served and self.away is None:
+            self.away = now
 
     def row(self) -> holdings.ReplicaRow:
         """Return what the registry keeps of it."""
@@ -133,6 +157,11 @@ def desired(epoch: int, entry: LeaseEntry, known: Iterable[ReplicaEntry]) -> pb.
                     run=each.run,
                     drain_s=each.drain_s,
                     asleep=each.asleep,
+                    adapters_told=each.adapters is not None,
+                    adapters=[
+                        pb.AdapterDesired(name=name, path=path)
+                        for name, path in (each.adapters or {}).items()
+                    ],
                 )
             )
     return pb.LeaseDesired(

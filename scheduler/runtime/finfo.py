@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
-from scheduler.contracts import command_line, ports
+from scheduler.contracts import command_line, fleet, ports, requests
+from scheduler.runtime import listing
 from slurm_plugins import hostlist
 
 _EXAMPLES = """examples:
@@ -37,14 +38,14 @@ def finfo(argv: Sequence[str], *, api: ports.Api, out: TextIO, err: TextIO) -> i
 
     def body() -> int:
         args = parser().parse_args(list(argv))
+        states = _known("-t", args.states, [*fleet.ReplicaState, "absent"])
+        tiers = _known("-p", args.partition, list(requests.Tier))
         models = api.call("GET", "/admin/models").json["models"]
         replicas = api.call("GET", "/admin/replicas").json["replicas"]
-        states = {state for state in args.states.lower().split(",") if state}
         rows = [
             row
             for row in _rows(models, replicas)
-            if (not states or row["t"] in states)
-            and (not args.partition or row["P"] in args.partition.split(","))
+            if (not states or row["t"] in states) and (not tiers or row["P"] in tiers)
         ]
         if args.json:
             command_line.print_json({"replicas": [_named(row) for row in rows]}, out)
@@ -79,6 +80,15 @@ def parser() -> command_line.Parser:
     return made
 
 
+def _known(option: str, text: str, words: Sequence[str]) -> frozenset[str]:
+    """Return the words of a list; a wrong one would show an empty fleet."""
+    found = frozenset(word for word in text.lower().split(",") if word)
+    for word in sorted(found.difference(words)):
+        known = ", ".join(str(each) for each in words)
+        raise command_line.CommandError(f"{option} {word}: no such thing; known are {known}")
+    return found
+
+
 def _rows(
     models: Iterable[Mapping[str, Any]], replicas: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
@@ -98,7 +108,7 @@ def _rows(
                         "a": "up",
                         "D": 1,
                         "c": item["spec"]["seats"],
-                        "G": item["spec"]["gpus"],
+                        "G": listing.gpus(item["spec"]),
                         "t": item["state"],
                         "r": item["role"],
                         "N": item["node"],
@@ -157,7 +167,7 @@ def _group(
             **members[0],
             "D": sum(row["D"] for row in members),
             "c": sum(row["c"] for row in members),
-            "G": sum(row["G"] for row in members),
+            "G": listing.whole(sum(row["G"] for row in members)),
             "N": hostlist.compress(nodes) if nodes else "",
         }
         if slashes:

@@ -130,7 +130,7 @@ def _hold(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
         answer = api.call("POST", f"/admin/batch/{args.command}").json
         _done(args, out, answer, f"batch: {held} everywhere")
     elif job_commands.is_jobs(args.model):
-        job_commands.act(args.command, args.model, api, out)
+        job_commands.act(args.command, args.model, api, out, as_json=args.json)
     else:
         answer = api.call("POST", f"/admin/models/{_quoted(args.model)}/{args.command}").json
         _done(args, out, answer, f"{args.model}: batch {held}")

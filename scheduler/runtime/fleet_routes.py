@@ -11,7 +11,7 @@ import pydantic
 
 from scheduler.contracts import clock, errors, fleet, ports
 from scheduler.core import startup
-from scheduler.runtime import admin
+from scheduler.runtime import admin, fleet_metrics, listing, showing
 from scheduler.runtime.registry import cordons, store, wishes
 
 _SERVING = fleet.ReplicaState.SERVING
@@ -44,6 +44,10 @@ def _add_reads(
     def standing(who: admin.Reader) -> dict[str, Any]:
         return dataclasses.asdict(registry.wishes.read())
 
+    @routes.get("/fleet-metrics")
+    def metrics(who: admin.Admin) -> fastapi.Response:
+        return fastapi.Response(fleet_metrics.text(registry), media_type=fleet_metrics.PATH_TYPE)
+
     @routes.get("/forecast")
     def forecast(who: admin.Reader) -> dict[str, Any]:
         fact = registry.journal.fact("forecast")
@@ -59,7 +63,7 @@ def _add_reads(
         usual = (fact.body.get(key) if fact else None) or {}
         log = registry.journal.events(1000)
         return {
-            "replica": admin.told(found, registry.catalog.routes().get(found.spec.model), who),
+            "replica": showing.told(found, registry.catalog.routes().get(found.spec.model), who),
             "lease": None if lease is None else dataclasses.asdict(lease),
             "phases_s": {
                 name: found.phases_s[name] for name in startup.PHASES if name in found.phases_s
@@ -174,7 +178,7 @@ def consequences(
         "role": victim.role.value,
         "lease_id": victim.lease_id,
         "node": victim.node,
-        "gpus": victim.spec.gpus,
+        "gpus": listing.whole(victim.spec.gpus / victim.spec.hardware.parts),
         "streams": stats.interactive,
         "batch_lines": stats.batch,
         "others_serving": len(takers),

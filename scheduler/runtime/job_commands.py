@@ -1,6 +1,7 @@
 """fctl's words on batch jobs, as scontrol's: hold, release, requeue, top, update. It speaks HTTP alone."""
 
 import datetime
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
@@ -20,13 +21,12 @@ def _whole(text: str) -> int:
 
 
 def _point(text: str) -> int:
-    now = datetime.datetime.now().astimezone()
+    now = datetime.datetime.now(datetime.UTC)
     try:
-        return round(
-            times.point(text, now=now, tz=now.tzinfo or datetime.UTC).timestamp() * 1_000_000
-        )
+        at = times.point(text, now=now, tz=times.local_zone(os.environ))
     except times.TimeError as error:
         raise command_line.CommandError(str(error)) from None
+    return round(at.timestamp() * 1_000_000)
 
 
 def _duration(text: str) -> int:
@@ -73,45 +73,73 @@ def add(commands: Any) -> None:
 def _act(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> int:
     if not is_jobs(args.jobs):
         raise command_line.CommandError(f"invalid job id {args.jobs[:40]!r}: give 12, or 12_3")
-    return act(args.command, args.jobs, api, out)
+    return act(args.command, args.jobs, api, out, as_json=args.json)
 
 
-def act(verb: str, jobs: str, api: ports.Api, out: TextIO) -> int:
+def act(verb: str, jobs: str, api: ports.Api, out: TextIO, *, as_json: bool = False) -> int:
     """Hold, release, requeue or top each of some jobs; one that can't be stops none of the others."""
-    faults = []
+    return _each(
+        jobs,
+        lambda job: api.call("POST", f"{_JOBS}/{job}/{verb}"),
+        _SAID[verb],
+        out,
+        as_json=as_json,
+    )
+
+
+def _each(jobs: str, change: Callable[[str], Any], said: str, out: TextIO, *, as_json: bool) -> int:
+    """Change each of some jobs, and say which were.
+
+    Raises:
+        command_line.CommandError: those that could not be, and why.
+    """
+    done, faults = [], []
     for job in jobs.split(","):
         try:
-            api.call("POST", f"{_JOBS}/{job}/{verb}")
+            change(job)
         except command_line.CommandError as error:
             faults.append(error.message)
         else:
-            print(f"job {job}: {_SAID[verb]}", file=out)
+            done.append(job)
+    if as_json:
+        command_line.print_json({"jobs": done, "done": said, "errors": faults}, out)
+    for job in done if not as_json else ():
+        print(f"job {job}: {said}", file=out)
     if faults:
         raise command_line.CommandError("; ".join(faults))
     return 0
 
 
-def update(pairs: Mapping[str, str], api: ports.Api, out: TextIO) -> None:
-    """Change a job: ``job=12 priority=5 time=2-0``, keys as scontrol's or fbatch's, any case.
+def named(pairs: Mapping[str, str]) -> str:
+    """Return the jobs that an update is of: ``job=12``, or as scontrol has it ``JobId=12``; "": of none."""
+    return pairs.get("job", "") or pairs.get("jobid", "")
+
+
+def update(pairs: Mapping[str, str], api: ports.Api, out: TextIO, *, as_json: bool = False) -> None:
+    """Change jobs: ``job=12 priority=5 time=2-0``, keys as scontrol's or fbatch's, in lower case.
 
     Raises:
-        command_line.CommandError: an unknown key, or a value that can't be read.
+        command_line.CommandError: an unknown key, a value that can't be read, or a refusal.
     """
-    job = pairs["job"]
-    if not is_jobs(job):
-        raise command_line.CommandError(f"invalid job id {job[:40]!r}: give 12, or 12_3")
+    jobs = named(pairs)
+    if not is_jobs(jobs):
+        raise command_line.CommandError(f"invalid job id {jobs[:40]!r}: give 12, or 12_3")
     body = {}
     for key, text in pairs.items():
-        if key == "job":
+        if key in {"job", "jobid"}:
             continue
-        if key.lower() not in _FIELDS:
+        if key not in _FIELDS:
             known = ", ".join(sorted(_FIELDS))
             raise command_line.CommandError(f"update: unknown key {key[:40]}; known are {known}")
-        field, read = _FIELDS[key.lower()]
+        field, read = _FIELDS[key]
         try:
             body[field] = read(text)
         except command_line.CommandError as error:
             raise command_line.CommandError(f"update: {key}: {error.message}") from None
-    for each in job.split(","):
-        api.call("PATCH", f"{_JOBS}/{each}", json=body)
-        print(f"job {each}: updated", file=out)
+    _each(
+        jobs,
+        lambda job: api.call("PATCH", f"{_JOBS}/{job}", json=body),
+        "updated",
+        out,
+        as_json=as_json,
+    )

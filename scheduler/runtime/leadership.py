@@ -17,6 +17,7 @@ from scheduler.runtime import settings
 from scheduler.runtime.registry import lead
 
 log = logging.getLogger(__name__)
+RELEASE_S = 5.0  # a registry that hangs is not waited for: the lead runs out by itself
 
 
 class Leadership:
@@ -69,7 +70,8 @@ class Leadership:
     async def release(self) -> None:
         """Give the lead up, so that a standby takes it at once."""
         try:
-            await asyncio.to_thread(self._row.release, self.epoch)
-        except exc.SQLAlchemyError as error:
+            async with asyncio.timeout(RELEASE_S):
+                await asyncio.to_thread(self._row.release, self.epoch)
+        except (exc.SQLAlchemyError, TimeoutError) as error:
             log.warning("registry does not answer, the lead runs out by itself: %s", error)
         self.epoch = 0

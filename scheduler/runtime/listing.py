@@ -1,6 +1,6 @@
 """What `fctl show` prints: the answers of /admin as rows of a table."""
 
-import datetime
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +31,7 @@ def rows(what: str, answer: Mapping[str, Any], *, detail: bool = False) -> list[
                 "kind": lease["kind"],
                 "team": lease["team"],
                 "state": lease["state"],
-                "gpus": lease["gpus"],
+                "gpus": gpus(lease),
                 "nodes": ",".join(lease["nodes"]),
                 "ends": _ends(lease),
                 "reason": lease.get("drain") or lease["reason"],
@@ -84,12 +84,24 @@ def rows(what: str, answer: Mapping[str, Any], *, detail: bool = False) -> list[
             for plan in answer["plans"]
             for action in plan["actions"]
         ]
+    if what == "shadows":
+        return [shadow(one) for one in answer["shadows"]]
     if what == "quotas":
         return [quota(row) for row in answer["quotas"]]
     return [
         {"at": when(event["at_us"]), "subject": event["subject"], "text": event["text"]}
         for event in answer["events"]
     ]
+
+
+def gpus(owner: Mapping[str, Any]) -> float:
+    """Return the GPUs of a lease or a replica's spec; of shards and such a part of one."""
+    return whole(owner["gpus"] / owner.get("hardware", {}).get("parts", 1))
+
+
+def whole(number: float) -> float:
+    """Return whole numbers as people write them, others with two digits."""
+    return int(number) if number == int(number) else round(number, 2)
 
 
 def _replica_row(replica: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,10 +115,38 @@ def _replica_row(replica: Mapping[str, Any]) -> dict[str, Any]:
         "state": replica["state"],
         "role": replica["role"],
         "seats": busy,
-        "gpus": spec["gpus"],
+        "gpus": gpus(spec),
         "lease": replica["lease_id"],
-        "node": replica["node"],
+        "node": _nodes(replica),
         "reason": replica["reason"],
+    }
+
+
+def _nodes(replica: Mapping[str, Any]) -> str:
+    """Return the nodes that a replica goes over, rank 0 first."""
+    return ",".join(replica.get("nodes") or ()) or str(replica["node"])
+
+
+def shadow(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what copies have told of a shadow version; pairs are the caller's and the copy's."""
+    caller, copy = one.get("caller", {}), one.get("copy", {})
+
+    def both(name: str) -> str:
+        return f"{caller.get(name, 0):g}/{copy.get(name, 0):g}"
+
+    return {
+        "model": one["model"],
+        "shadow": one["version"],
+        "percent": one["percent"],
+        "copies": one.get("copies", 0),
+        "dropped": _counts(one.get("dropped", {})),
+        "same": one.get("same", 0),
+        "differs": one.get("differs", 0),
+        "failed": both("failed"),
+        "ttft_ms": both("ttft_ms"),
+        "total_ms": both("total_ms"),
+        "tokens": both("tokens"),
+        "worse": one.get("worse", ""),
     }
 
 
@@ -248,8 +288,7 @@ def quota_owner(row: Mapping[str, Any]) -> str:
 
 def when(at_us: int) -> str:
     """Return UTC µs as the reader's local time, as sacct prints it."""
-    zone = datetime.datetime.now().astimezone().tzinfo or datetime.UTC
-    return times.print_point(at_us, zone)
+    return times.print_point(at_us, times.local_zone(os.environ))
 
 
 def _counts(tiers: Mapping[str, int]) -> str:

@@ -1,7 +1,6 @@
 """fctl model, version, route, adapter, profile, apply, history, revert: what is declared of models."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TextIO
 
 import yaml
@@ -22,7 +21,7 @@ _WORDS = {
 _EXAMPLES = {
     "model": "fctl model add chat tiers=[interactive,batch] profile=h100 scaling.floor=2",
     "version": "fctl version add chat v2 weights=/weights/chat-v2 seats=64 engine_args.block-size=32",
-    "route": "fctl route update chat v1=95 v2=5          and: shadow=v3:10, shadow=none",
+    "route": "fctl route update chat v1=95 v2=5   and: shadow=v3:10, pools=16384:long, or none of them",
     "adapter": "fctl adapter add chat law path=/adapters/law rank=16 team=legal",
     "profile": "fctl profile add h100 gres_type=H100 gpus=4 memory_gb=200 constraint=nvlink",
 }
@@ -39,6 +38,7 @@ def add(commands: Any) -> None:
     )
     apply.add_argument("-f", "--file", required=True, help="YAML or JSON; - reads standard input")
     apply.add_argument("--prune", action="store_true", help="remove what the file does not name")
+    apply.add_argument("-y", "--yes", action="store_true", help="do not ask before several go")
     apply.set_defaults(act=_apply)
     history = commands.add_parser("history", help="who changed what of models, and why")
     history.add_argument("model", nargs="?", default="", help="only what touches it")
@@ -122,9 +122,11 @@ def _route(model: str, given: Mapping[str, Any], api: ports.Api) -> dict[str, An
     wanted: dict[str, Any] = {}
     shares: dict[str, Any] = {}
     for key, value in given.items():
-        if key != "shadow":
+        if key == "pools":
+            wanted["pools"] = _pools(value)
+        elif key != "shadow":
             shares[key] = value
-        elif value in {None, "none", ""}:
+        elif value in (None, "none", ""):  # a tuple: it may be a list
             wanted["shadow"] = None
         else:
             version, sign, percent = str(value).rpartition(":")
@@ -138,6 +140,21 @@ def _route(model: str, given: Mapping[str, Any], api: ports.Api) -> dict[str, An
     return wanted
 
 
+def _pools(value: Any) -> list[dict[str, Any]] | None:
+    """Return a route's pools from `16384:long,65536:longer`."""
+    if value in (None, "none", ""):
+        return None
+    found = []
+    for word in str(value).split(","):
+        tokens, sign, version = word.partition(":")
+        if not sign or not version or not tokens.isdigit():
+            raise command_line.CommandError(
+                f"pools={value}: write pools=TOKENS:VERSION,... or none"
+            )
+        found.append({"from_tokens": int(tokens), "version": version})
+    return found
+
+
 def _pairs(words: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in words:
@@ -145,37 +162,43 @@ def _pairs(words: Sequence[str]) -> dict[str, Any]:
         if not sign or not key:
             raise command_line.CommandError(f"{word}: write KEY=VALUE")
         try:
-            value = yaml.safe_load(text) if text else None
-        except yaml.YAMLError as error:
+            found[key] = yaml_text.value(text) if text else None
+        except (yaml.YAMLError, ValueError) as error:
             raise command_line.CommandError(f"{word}: {' '.join(str(error).split())}") from error
-        found[key] = (
-            text
-            if value is not None and not isinstance(value, bool | int | float | str | list | dict)
-            else value
-        )
     return found
 
 
 def _apply(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
-    name = args.file
-    try:
-        text = (stdin.read() if stdin else "") if name == "-" else Path(name).read_text("utf-8")
-    except OSError as error:
-        raise command_line.CommandError(f"{name}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise command_line.CommandError(f"{name}: not UTF-8: save the file as UTF-8") from error
-    source = yaml_text.Source(name, text)
+    source = yaml_text.read(args.file, stdin)
     body = {
         "document": source.document(),
         "prune": args.prune,
         "reason": args.reason,
         "dry_run": args.dry_run,
     }
+    if args.prune and not args.dry_run:
+        _ask(args, _applied(source, {**body, "dry_run": True}, api), out, stdin)
+    _said(args, out, _applied(source, body, api))
+
+
+def _applied(source: yaml_text.Source, body: Mapping[str, Any], api: ports.Api) -> Any:
     try:
-        answer = api.call("POST", f"{_PATH}/apply", json=body).json
+        return api.call("POST", f"{_PATH}/apply", json=body).json
     except command_line.CommandError as error:
         raise command_line.CommandError(source.placed(error.message), error.code) from error
-    _said(args, out, answer)
+
+
+def _ask(args: Any, answer: Any, out: TextIO, stdin: TextIO | None) -> None:
+    """Ask before several models or profiles go that a file does not name: it may be the wrong file."""
+    gone = [
+        f"{one['kind']} {one['model'] or one['name']}"
+        for one in answer["changes"]
+        if one["after"] is None and one["kind"] in {"model", "profile"}
+    ]
+    if len(gone) > 1:
+        named = f"{', '.join(gone[:10])}{', …' if gone[10:] else ''}"
+        question = command_line.printable(f"Remove {len(gone)} ({named})?")
+        command_line.confirm(question, yes=args.yes, out=out, stdin=stdin)
 
 
 def _history(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
@@ -206,6 +229,8 @@ def _said(args: Any, out: TextIO, answer: Any) -> None:
         return
     for line in answer["text"]:
         command_line.say(line, out)
+    for note in answer.get("notes", ()):
+        command_line.say(f"note: {note}", out)
     if not answer["text"]:
         print("nothing changes", file=out)
     elif answer["applied"]:
@@ -229,15 +254,35 @@ def _show(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
         raise command_line.CommandError(
             f"{args.kind} {named}: not declared; `fctl {args.kind} list` lists what is"
         )
+    told = []
+    if args.kind == "route" and thing.get("shadow"):
+        answer = api.call("GET", "/admin/shadows").json["shadows"]
+        told = [one for one in answer if one["model"] == args.model]
     if args.json:
-        command_line.print_json(thing, out)
-    else:
-        print(yaml.safe_dump(thing, sort_keys=False, allow_unicode=True).rstrip(), file=out)
+        command_line.print_json({**thing, "copies": told[0]} if told else thing, out)
+        return
+    print(yaml.safe_dump(thing, sort_keys=False, allow_unicode=True).rstrip(), file=out)
+    for one in told:
+        row = listing.shadow(one)
+        header = [key.upper() for key in row]
+        command_line.table(header, [list(row.values())], out)
 
 
 def _list(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
     found = api.call("GET", _PATH).json["document"]
     rows = list(_rows(args.kind, found, getattr(args, "model", "")))
+    if args.kind == "adapter" and rows:
+        loaded = api.call("GET", f"{_PATH}/adapters").json["models"]
+        rows = [{**row, **_where(loaded.get(row["model"], {}).get(row["adapter"]))} for row in rows]
+    if args.kind == "version" and rows:
+        known = {
+            (model["model"], version["version"]): version
+            for model in api.call("GET", "/admin/models").json["models"]
+            for version in model["versions"]
+        }
+        rows = [
+            {**row, "status": _status(known.get((row["model"], row["version"])))} for row in rows
+        ]
     if args.json:
         command_line.print_json([dict(row) for row in rows], out)
     elif not rows:
@@ -252,7 +297,7 @@ def _rows(kind: str, found: Mapping[str, Any], model: str) -> Any:
         for name, one in sorted(found.get("profiles", {}).items()):
             yield {
                 "name": name,
-                "gres": f"{one.get('gres_type') or 'gpu'}:{one.get('gpus', 1)}",
+                "gres": one.get("gres") or f"{one.get('gres_type') or 'gpu'}:{one.get('gpus', 1)}",
                 "memory_gb": one.get("memory_gb", ""),
                 "constraint": one.get("constraint", ""),
             }
@@ -273,7 +318,13 @@ def _rows(kind: str, found: Mapping[str, Any], model: str) -> Any:
         elif kind == "route":
             shadow = one.get("route", {}).get("shadow")
             told = f"{shadow['version']}:{shadow['percent']}" if shadow else ""
-            yield {"model": name, "versions": _shares(shares), "shadow": told}
+            pools = one.get("route", {}).get("pools", ())
+            yield {
+                "model": name,
+                "versions": _shares(shares),
+                "shadow": told,
+                "pools": " ".join(f"{pool['from_tokens']}:{pool['version']}" for pool in pools),
+            }
         elif kind == "version":
             for version, each in sorted(one.get("versions", {}).items()):
                 yield {
@@ -293,6 +344,28 @@ def _rows(kind: str, found: Mapping[str, Any], model: str) -> Any:
                     "team": each.get("team", "") or "all",
                     "path": each["path"],
                 }
+
+
+def _where(known: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return on how many replicas an adapter is, and why it is not where it should be."""
+    if known is None:
+        return {"loaded": 0, "reason": ""}
+    faults = [f"{version}: {fault['reason']}" for version, fault in known["faults"].items()]
+    waiting = f"{known['waiting']} wait" if known["waiting"] else ""
+    loaded = sum(state == "loaded" for state in known["states"].values())
+    return {"loaded": loaded, "reason": "; ".join([*faults, *filter(None, [waiting])])}
+
+
+def _status(known: Mapping[str, Any] | None) -> str:
+    """Return how a version is: its replicas by state, or why it has none."""
+    if known is None:
+        return "off"
+    found = [f"{count} {state}" for state, count in sorted(known["states"].items())]
+    if known["quarantine_reason"]:
+        found.append(f"quarantined: {known['quarantine_reason']}")
+    target = known["target"]
+    wanted = target["need"] + target["lent"] if target else known["wanted"]
+    return ", ".join(found) or (f"{wanted} wanted" if wanted else "off")
 
 
 def _shares(shares: Mapping[str, int]) -> str:

@@ -10,8 +10,8 @@ import fastapi
 import pydantic
 
 from scheduler.contracts import errors
-from scheduler.runtime import admin
-from scheduler.runtime.models import document, service
+from scheduler.runtime import adapter_pools, admin
+from scheduler.runtime.models import document, running, service
 from scheduler.runtime.registry import declared
 
 Kind = Literal["profile", "model", "version", "route", "adapter"]
@@ -66,6 +66,11 @@ def router(site: service.Site) -> fastapi.APIRouter:
         revision, found = site.registry.declared.read()
         return {"revision": revision, "document": _visible(found, who)}
 
+    @routes.get("/adapters")
+    def adapters(who: admin.Reader) -> dict[str, Any]:
+        _, found = site.registry.declared.read()
+        return _loaded(site, _visible(found, who), who)
+
     @routes.get("/schema")
     def schema(who: admin.Reader) -> dict[str, Any]:
         return document.Document.model_json_schema()
@@ -81,11 +86,12 @@ def router(site: service.Site) -> fastapi.APIRouter:
     @routes.post("/apply")
     def apply(who: admin.Admin, wish: Apply) -> dict[str, Any]:
         signed = _wish(who.user, wish)
-        return _told(service.apply(site, wish.document, signed, prune=wish.prune), wish)
+        found = service.apply(site, wish.document, signed, prune=wish.prune)
+        return _changed(site, found, wish)
 
     @routes.post("/revert")
     def revert(who: admin.Admin, wish: Revert) -> dict[str, Any]:
-        return _told(service.revert(site, wish.revision, _wish(who.user, wish)), wish)
+        return _changed(site, service.revert(site, wish.revision, _wish(who.user, wish)), wish)
 
     _add_changes(routes, site)
     return routes
@@ -95,12 +101,12 @@ def _add_changes(routes: fastapi.APIRouter, site: service.Site) -> None:
     @routes.post("/{kind}", status_code=201)
     def add(who: admin.Admin, kind: Kind, wish: Add) -> dict[str, Any]:
         key = _key(kind, wish)
-        return _told(service.add(site, key, wish.spec, _wish(who.user, wish)), wish)
+        return _changed(site, service.add(site, key, wish.spec, _wish(who.user, wish)), wish)
 
     @routes.patch("/{kind}")
     def update(who: admin.Admin, kind: Kind, wish: Update) -> dict[str, Any]:
         key = _key(kind, wish)
-        return _told(service.update(site, key, wish.set, _wish(who.user, wish)), wish)
+        return _changed(site, service.update(site, key, wish.set, _wish(who.user, wish)), wish)
 
     @routes.delete("/{kind}")
     def remove(
@@ -114,7 +120,8 @@ def _add_changes(routes: fastapi.APIRouter, site: service.Site) -> None:
         wish = Named(model=model, name=name, reason=reason, dry_run=dry_run)
         if kind == "route":
             raise errors.BadRequest("a model has a route as long as it has versions: change it")
-        return _told(service.remove(site, _key(kind, wish), _wish(who.user, wish)), wish)
+        found = service.remove(site, _key(kind, wish), _wish(who.user, wish))
+        return _changed(site, found, wish)
 
 
 def _key(kind: str, named: Named) -> document.Key:
@@ -152,8 +159,36 @@ def _wish(author: str, given: _Signed) -> service.Wish:
     return service.Wish(author, given.reason, given.dry_run)
 
 
-def _told(found: declared.Revision, given: _Signed | None = None) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def _changed(site: service.Site, found: declared.Revision, given: _Signed) -> dict[str, Any]:
+    """Return what came of a wish, and whose replicas run as before."""
+    applied = bool(found.changes) and not given.dry_run
+    told = {**_told(found), "applied": applied, "notes": []}
+    if applied:
+        models = {change.key[1] for change in found.changes}
+        newer = {
+            change.key[1:]
+            for change in found.changes
+            if change.key[0] == "version" and change.after is not None
+        }
+        now = [
+            one
+            for one in site.registry.catalog.deployments()
+            if one.spec.model in models or "" in models
+        ]
+        rows = site.registry.holdings.replica_rows()
+        told["notes"] = [
+            *running.notes(now, (row.replica for row in rows)),
+            *(
+                f"{' '.join(one.key)}: {unseen}"
+                for one in now
+                if one.key in newer and (unseen := site.inspector.blind(one.spec))
+            ),
+        ]
+    return told
+
+
+def _told(found: declared.Revision) -> dict[str, Any]:
+    return {
         "revision": found.revision,
         "at_us": found.at_us,
         "author": found.author,
@@ -161,8 +196,23 @@ def _told(found: declared.Revision, given: _Signed | None = None) -> dict[str, A
         "changes": [change.to_json() for change in found.changes],
         "text": [change.text for change in found.changes],
     }
-    if given is not None:
-        told["applied"] = bool(found.changes) and not given.dry_run
+
+
+def _loaded(site: service.Site, seen: Mapping[str, Any], who: Any) -> dict[str, Any]:
+    """Return where the adapters that a caller may see are loaded, and why some are not."""
+    fact = site.registry.journal.fact(adapter_pools.FACT)
+    known: Mapping[str, Any] = fact.body if fact is not None else {}
+    models = {
+        name: {
+            adapter: known.get("models", {}).get(name, {}).get(adapter)
+            for adapter in model.get("adapters", {})
+        }
+        for name, model in seen["models"].items()
+        if model.get("adapters")
+    }
+    told: dict[str, Any] = {"at_us": fact.at_us if fact is not None else 0, "models": models}
+    if who.admin:
+        told |= {name: known.get(name, []) for name in ("notes", "changes")}
     return told
 
 

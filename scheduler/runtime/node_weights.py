@@ -90,7 +90,7 @@ class NodeWeights:
         routes: Mapping[str, fleet.Route],
     ) -> None:
         """Put what a lease's node shall have and do into its desired state."""
-        gpus = lease.gpus // max(1, lease.whole_nodes)
+        gpus = lease.hardware.whole(lease.gpus) // max(1, lease.whole_nodes)
         for spec in prestage.wanted(deployments, routes, gpus, self.most):
             desired.stage.add(uri=spec.weights, digest=spec.weights_digest, model=spec.model)
         known = self._leases.get(lease.lease_id)

@@ -18,12 +18,13 @@ from sqlalchemy import exc
 from scheduler.contracts import clock, quota
 from scheduler.core import quota as books
 from scheduler.core import quota_limits as limits
-from scheduler.runtime import quota_metrics
+from scheduler.runtime import apart, quota_metrics
 from scheduler.runtime.registry import quotas
 
 log = logging.getLogger(__name__)
 RUNNING_TICKS = 2  # exchanges between two words on what runs now: for people, not for decisions
 NOTICES = 1000
+CLOSE_S = 5.0  # for the last differences: no database that hangs keeps a gateway from its end
 _DAY_US = 86_400_000_000
 _FORGET_US = 32 * _DAY_US  # sums of windows that no claim can fall into any more
 
@@ -84,21 +85,24 @@ class Keeper:
             sqlalchemy.exc.SQLAlchemyError: the registry does not answer; no limit is known yet.
         """
         await self.exchange()
-        await asyncio.to_thread(self._registry.wish_check)
+        await asyncio.wrap_future(apart.call(self._registry.wish_check))
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Tell the last differences and end."""
+        """Tell the last differences and end, after `CLOSE_S` without them."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
             self._task = None
         try:
-            await self.exchange()  # a batch that was under way is sent again and not counted again
-            if self.book.collect():
+            async with asyncio.timeout(CLOSE_S):
+                # A batch that was under way is sent again and not counted again.
                 await self.exchange()
-        except exc.SQLAlchemyError as error:
-            log.warning("quotas: the last second's use is not in the registry: %s", _line(error))
+                if self.book.collect():
+                    await self.exchange()
+        except (exc.SQLAlchemyError, TimeoutError) as error:
+            why = _line(error) or f"no answer for {CLOSE_S:g} s"
+            log.warning("quotas: the last second's use is not in the registry: %s", why)
 
     async def exchange(self) -> None:
         """Tell what was settled, and take in what has changed.
@@ -120,7 +124,7 @@ class Keeper:
             running=running,
             notices=[(notice.at_us, str(notice)) for notice in notices],
         )
-        news = await asyncio.to_thread(self._call, report, now_us)
+        news = await asyncio.wrap_future(apart.call(lambda: self._call(report, now_us)))
         if differences:
             self._sent = False
         if running is not None:

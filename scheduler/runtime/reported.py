@@ -1,7 +1,12 @@
-"""Replicas as agents report them."""
+"""Replicas as agents report them; a word that only a newer release knows cuts no agent off."""
+
+from collections.abc import Iterator
 
 from scheduler.contracts import fleet, ids, wire
 from scheduler.contracts.v1 import control_pb2 as pb
+from scheduler.core import replicas
+
+_SLOT_STATES = frozenset(replicas.SlotState)
 
 
 def replica(
@@ -11,6 +16,7 @@ def replica(
     spec: fleet.ReplicaSpec | None = None,
 ) -> fleet.Replica:
     """Return a replica of a report; ``spec``: what it was started with, if that is known."""
+    state, role = wire.standing_from_pb(item)
     return fleet.Replica(
         replica_id=ids.ReplicaId(item.replica_id),
         cluster=lease.cluster,
@@ -18,9 +24,9 @@ def replica(
         slot_id=ids.SlotId(slot.slot_id),
         slurm_job_id=lease.slurm_job_id,
         node=slot.node or (lease.nodes[0] if lease.nodes else ""),
-        spec=wire.spec_from_pb(item.spec) if spec is None else spec,
-        state=fleet.ReplicaState(item.state),
-        role=fleet.Role(item.role or fleet.Role.SHARED),
+        spec=wire.spec_of_others(item.spec) if spec is None else spec,
+        state=state,
+        role=role,
         address=item.address,
         incarnation=item.incarnation,
         secret_file=item.secret_file,
@@ -28,4 +34,17 @@ def replica(
         reason=item.reason,
         phases_s=dict(item.phases_s),
         staging=item.staging,
+        adapters=wire.adapters_from_pb(item),
+        adapter_room=item.adapter_room,
+        nodes=tuple(item.nodes),
     )
+
+
+def unread(report: pb.LeaseReport) -> Iterator[str]:
+    """Yield what of a report is told in words that are not known here, one line each."""
+    for slot in report.slots:
+        if slot.state not in _SLOT_STATES:
+            yield f"slot {slot.slot_id}: state {slot.state!r}"
+        for item in slot.replicas:
+            for what, word in wire.unread(item):
+                yield f"replica {item.replica_id}: {what} {word!r}"

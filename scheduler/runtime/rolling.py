@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler.contracts import clock, fleet
+from scheduler.contracts import clock, fleet, observed
 from scheduler.core import rollouts, targets, trials
 from scheduler.runtime import live
 from scheduler.runtime.registry import declared, store
@@ -37,7 +37,7 @@ class Rolling:
         moved = False
         for rollout in self._live.rollouts:
             comparison, begun = self._comparison(rollout)
-            comparison.note(trial for trial in came if trial.model == rollout.model)
+            comparison.note(trial for trial in came if _concerns(trial, rollout))
             seen = self._seen(rollout, comparison, begun, wanted)
             self._told[rollout.model] = told(rollout, seen, comparison)
             after = rollouts.after(rollout, seen)
@@ -101,6 +101,12 @@ class Rolling:
         )
 
 
+def _concerns(trial: observed.Trial, rollout: rollouts.Rollout) -> bool:
+    """Whether a request says something of a rollout: a pool's are longer, and would be compared with any."""
+    compared = {rollout.version, *rollout.before}
+    return trial.model == rollout.model and trial.version in compared
+
+
 def told(
     rollout: rollouts.Rollout, seen: rollouts.Seen, comparison: trials.Comparison
 ) -> dict[str, Any]:
@@ -113,6 +119,7 @@ def told(
         "percent": rollout.percent,
         "steps": list(rollout.steps),
         "waits_for": rollouts.waits_for(rollout, seen),
+        "stays": rollouts.stays(rollout, seen),
         "new": {
             "requests": new.requests,
             "failed": new.failed,

@@ -40,7 +40,9 @@ def add(commands: Any) -> None:
     made.add_argument(
         "--gate", action="store_true", help="wait for fctl gate before the second step"
     )
-    made.add_argument("--wait", action="store_true", help="follow it; exit 1 if it is taken back")
+    made.add_argument(
+        "--wait", action="store_true", help="follow it to its last step; exit 1 if it is taken back"
+    )
     made.set_defaults(act=_rollout)
     back = commands.add_parser("rollback", help="take a rollout back: requests go where they went")
     back.add_argument("model")
@@ -94,6 +96,8 @@ def _follow(args: Any, api: ports.Api, out: TextIO) -> int:
                 command_line.say(line, out)
         if one["state"] == "over":
             return 0 if one["outcome"] == "done" else 1
+        if one.get("stays"):  # with --percent, or steps below 100: nothing more comes of itself
+            return 0
         time.sleep(_LOOK_S)
 
 

@@ -1,11 +1,12 @@
-"""/admin/rollouts, and /admin/models/MODEL/rollout: begin, go on, judge and take back."""
+"""/admin/rollouts and /admin/shadows, and /admin/models/MODEL/rollout: begin, go on, judge and take back."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import fastapi
 import pydantic
 
-from scheduler.contracts import errors
+from scheduler.contracts import errors, requests
 from scheduler.core import rollouts
 from scheduler.runtime import admin
 from scheduler.runtime.models import rolls, service
@@ -53,8 +54,24 @@ def router(site: service.Site) -> fastapi.APIRouter:
         live = {one["model"]: one for one in (fact.body["rollouts"] if fact else ())}
         return {
             "rollouts": [
-                {**_told(one), **(live.get(one.model, {}) if _open(one) else {})}
+                {**_told(one), **_live(one, live.get(one.model, {}))}
                 for one in site.registry.rollouts.all()
+            ]
+        }
+
+    @routes.get("/shadows")
+    def shadows(who: admin.Reader) -> dict[str, Any]:
+        fact = site.registry.journal.fact("shadows")
+        _, found = site.registry.declared.read()
+        seen = {(one["model"], one["version"]): one for one in fact.body["shadows"]} if fact else {}
+        return {
+            "shadows": [
+                seen.get(
+                    (name, shadow.version),
+                    {"model": name, "version": shadow.version, "percent": shadow.percent},
+                )
+                for name, model in sorted(found.models.items())
+                if (shadow := model.route.shadow) is not None and _visible(name, model.callers, who)
             ]
         }
 
@@ -86,8 +103,20 @@ def router(site: service.Site) -> fastapi.APIRouter:
     return routes
 
 
+def _visible(name: str, callers: Sequence[str], who: requests.Caller) -> bool:
+    team = not callers or who.team in callers
+    return who.admin or (team and (not who.models or name in who.models))
+
+
 def _open(one: rollouts.Rollout) -> bool:
     return one.state is not rollouts.State.OVER
+
+
+def _live(one: rollouts.Rollout, told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the leader has told of a rollout, if it was of this one as it is now: it tells later."""
+    kept = _told(one)
+    same = ("version", "state", "percent", "steps")
+    return told if _open(one) and all(told.get(name) == kept[name] for name in same) else {}
 
 
 def _told(one: rollouts.Rollout) -> dict[str, Any]:

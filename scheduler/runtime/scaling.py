@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scheduler.core import autoscale, startup
+from scheduler.core import autoscale, escalation, startup, targets
 
 STARTS_KEPT = 8
 _MEASURED = {"share", "start_s", "wake_s"}
@@ -85,9 +85,28 @@ class Starts:
                 if kept[name]:
                     into[key] = collections.deque(kept[name], maxlen=STARTS_KEPT)
 
+    def keep(self, keys: frozenset[Key]) -> None:
+        """Forget what is not deployed any more."""
+        for kept in (self._cold, self._woken):
+            for key in kept.keys() - keys:
+                del kept[key]
+
     def cold(self) -> Mapping[tuple[str, str], float]:
         """Return the median start of each deployment that has had one, parked ones not counted."""
         return {key: _median(times) for key, times in self._cold.items()}
+
+    def budget_s(self, key: Key, *, woken: bool) -> float:
+        """Return the seconds in which a start should be over, by those before it (`core.escalation`).
+
+        The time in Slurm's queue is none of it: a replica is ordered in a lease that is there.
+
+        Args:
+            key: model and version.
+            woken: out of a parked process.
+        """
+        kept = (self._woken if woken else self._cold).get(key, ())
+        took = [sum(phases.values()) - phases.get("queue", 0.0) for phases in kept]
+        return escalation.budget_s(took, targets.UNKNOWN_START_S)
 
     def applied(self, key: tuple[str, str], bounds: autoscale.Scaling) -> autoscale.Scaling:
         """Return ``bounds`` with what was measured: the medians, 0 where nothing was."""

@@ -78,9 +78,12 @@ def router(registry: store.Registry, time: clock.Clock) -> fastapi.APIRouter:
 
 
 def _told(schedule: schedules.Schedule, now_us: int) -> dict[str, Any]:
-    floors = schedules.in_force([schedule], now_us)
     now = datetime.datetime.fromtimestamp(now_us / 1_000_000, datetime.UTC)
-    coming = [] if schedule.paused else schedule.next(now, 1)
+    try:
+        floors = schedules.in_force([schedule], now_us)
+        coming = [] if schedule.paused else schedule.next(now, 1)
+    except ValueError as error:  # a time zone that this host does not know
+        return {**dataclasses.asdict(schedule), "in_force": False, "next": f"never: {error}"}
     return {
         **dataclasses.asdict(schedule),
         "in_force": any(floor.starts_s <= 0 < floor.ends_s for floor in floors),

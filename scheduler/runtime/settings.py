@@ -236,8 +236,26 @@ class Settings:
     leader_renew_s: float = settings.setting(
         1.0, "Between two renewals of the lead.", unit="s", least=0.1
     )
+    registry_patience_s: float = settings.setting(
+        2.0,
+        "A leader whose registry has not answered for so long goes on with what it has in memory: roles turn "
+        "(rung 1) and lost replicas leave the routes; nothing is started, stopped or asked of Slurm.",
+        unit="s",
+        least=0.1,
+    )
     plan_history: int = settings.setting(
         200, "Plans with actions that the registry keeps for `fctl explain`.", least=1
+    )
+    lease_history_days: float = settings.setting(
+        30.0,
+        "How long the registry knows leases, slots and replicas that have ended; the newest thousand stay.",
+        unit="d",
+        least=1,
+    )
+    lease_history_rows: int = settings.setting(
+        10_000,
+        "Ended leases, and ended replicas, that the registry keeps at most, however young they are.",
+        least=1000,
     )
     directory_refresh_s: float = settings.setting(
         60.0, "Between two readings of Slurm's associations.", unit="s", least=1
@@ -254,7 +272,15 @@ class Settings:
     )
     adapter_folders: tuple[str, ...] = settings.setting(
         (),
-        "Folders in which LoRA adapters may lie that are registered over /admin; none: they are refused.",
+        "Folders (or s3:// and hf:// places) below which LoRA adapters may lie that are registered over "
+        "/admin; none: they are refused.",
+    )
+    adapter_retry_s: float = settings.setting(
+        600.0,
+        "How long an adapter that failed to load is not tried again on its version; declaring it anew "
+        "ends it too.",
+        unit="s",
+        least=0,
     )
     user_teams: Mapping[str, str] = settings.setting(
         {}, "Unix user to team, for a cluster without accounting; `*` stands for everybody else."

@@ -15,6 +15,7 @@ KINDS = (
     "nodes",
     "queue",
     "quotas",
+    "shadows",
     "plan",
     "forecast",
     "schedules",
@@ -79,6 +80,15 @@ def _show(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
         command_line.table(header, [list(row.values()) for row in rows], out)
 
 
+def _adapter(one: Mapping[str, Any]) -> str:
+    """Return what a replica has of an adapter, as one line."""
+    told = (
+        f"adapter={_word(one['name'])} state={one['state']} running={one['running']} "
+        f"uses={one['uses']} load_ms={one['load_ms']:.0f}"
+    )
+    return f"{told} reason={one['reason']}" if one["reason"] else told
+
+
 def _replica(args: Any, api: ports.Api, out: TextIO) -> None:
     """Show one replica as scontrol shows a job."""
     answer = api.call("GET", f"/admin/replicas/{parse.quote(args.name, safe='')}").json
@@ -91,9 +101,10 @@ def _replica(args: Any, api: ports.Api, out: TextIO) -> None:
         " ".join(f"{key}={_word(row[key])}" for key in ("replica", "model", "version")),
         " ".join(f"{key}={_word(row[key])}" for key in ("state", "role", "seats", "gpus")),
         f"lease={replica['lease_id']} slot={replica['slot_id']} job={replica['slurm_job_id'] or '-'} "
-        f"node={replica['node'] or '-'} address={replica['address'] or '-'}",
+        f"node={row['node'] or '-'} address={replica['address'] or '-'}",
         *[f"reason={line}" for line in replica["reason"].splitlines()],
         *_start(replica["phases_s"], answer["usual_s"]),
+        *[_adapter(one) for one in replica.get("adapters") or ()],
         *[f"{listing.when(event['at_us'])} {event['text']}" for event in answer["events"]],
     ]
     for number, line in enumerate(lines):

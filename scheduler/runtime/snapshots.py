@@ -1,113 +1,18 @@
-"""Takes the picture that a plan is made from, and polls Slurm for it."""
+"""Takes the picture that a plan is made from, and the view that gateways get."""
 
-import asyncio
 import collections
 import dataclasses
 import datetime
-import logging
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from concurrent import futures
 
-from scheduler.contracts import clock, fleet, ids, slurm
+from scheduler.contracts import clock, fleet, ids, observed, slurm
 from scheduler.core import forecast, lending, rollouts, snapshot, windows
-from scheduler.runtime import forecasts, live, settings
+from scheduler.runtime import entries, forecasts, live, settings
 from scheduler.runtime.registry import wishes
 
-log = logging.getLogger(__name__)
 TOKENS_PER_S = 1_000.0  # of a replica that does batch, while none has said
-HURRY_S = 0.5  # between polls while a lease is on its way in or out
-RESERVED_S = 10.0  # between two looks at Slurm's reservations, which admins make hours ahead
-
-
-_Answer = tuple[tuple[slurm.Job, ...], tuple[slurm.Node, ...], tuple[slurm.Reservation, ...] | None]
-
-
-class Poller:
-    """Asks Slurm for all jobs and nodes, one poll at a time, in a thread, never in the tick's way.
-
-    Attributes:
-        error: why the last poll got no answer, "" if it did.
-        unread: why reservations are as they were last read, "" if they are new.
-    """
-
-    def __init__(
-        self, port: slurm.SlurmPort, picture: live.Live, time: clock.Clock, every_s: float
-    ) -> None:
-        self._port = port
-        self._live = picture
-        self._time = time
-        self._every_s = every_s
-        self._due = float("-inf")
-        self._reserved_due = float("-inf")
-        self._running: asyncio.Task[None] | None = None
-        # Its own thread: a controller that hangs must not take those that write the registry.
-        self._thread = futures.ThreadPoolExecutor(1, "slurm-poll")
-        self.error = ""
-        self.unread = ""
-
-    def kick(self) -> None:
-        """Start a poll if one is due and none is under way."""
-        if self._running is not None and not self._running.done():
-            return
-        if self._time.monotonic() >= self._due:
-            self._running = asyncio.create_task(self.poll())
-
-    def soon(self) -> None:
-        """Make the next poll due now: something in Slurm has just changed."""
-        self._due = float("-inf")
-
-    async def poll(self) -> None:
-        """Ask once and give the answer to the live picture."""
-        began = self._time.monotonic()
-        self._due = began + (min(HURRY_S, self._every_s) if self._hurry() else self._every_s)
-        try:
-            here = asyncio.get_running_loop()
-            reserved = began >= self._reserved_due
-            jobs, nodes, kept = await here.run_in_executor(self._thread, self._ask, reserved)
-        except slurm.SlurmError as error:
-            if not self.error:
-                log.warning("Slurm does not answer, leases are left as they are: %s", error)
-            self.error = str(error)
-            self._live.absorb_poll(None, (), began)
-            return
-        if self.error:
-            log.info("Slurm answers again")
-        self.error = ""
-        if reserved:
-            self._reserved_due = began + RESERVED_S
-        if kept is not None:
-            self._live.reservations = kept
-        self._live.absorb_poll(jobs, nodes, began)
-
-    async def close(self) -> None:
-        """Leave the poll under way, if there is one."""
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.wait([self._running])
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _ask(self, reserved: bool) -> _Answer:
-        """Ask for all in one go: reservations only if they are due."""
-        kept = self._reservations() if reserved else None
-        return self._port.jobs(), self._port.nodes(), kept
-
-    def _reservations(self) -> tuple[slurm.Reservation, ...] | None:
-        """Ask for them; None if they can't be read: one odd reservation must hide no job."""
-        try:
-            kept = self._port.reservations()
-        except slurm.SlurmGarbled as error:
-            if not self.unread:
-                log.warning("reservations stay as they were last read: %s", error)
-            self.unread = str(error)
-            return None
-        self.unread = ""
-        return kept
-
-    def _hurry(self) -> bool:
-        moving = {fleet.LeaseState.REQUESTED, fleet.LeaseState.PENDING, fleet.LeaseState.CLOSING}
-        return any(entry.lease.state in moving for entry in self._live.leases.values())
 
 
 def collect(
@@ -142,7 +47,7 @@ def collect(
                 leaving=entry.leaving,
                 fresh=picture.polled > entry.since and not entry.submitting,
                 left_s=_left_s(entry.lease, time.wall_us()),
-                park_gb=max(0.0, entry.lease.gpus * options.park_gb_per_gpu - parked[lease_id]),
+                park_gb=max(0.0, _parkable_gb(entry.lease, options) - parked[lease_id]),
                 drain_asked=_drained(picture, entry.lease),
             )
             for lease_id, entry in picture.leases.items()
@@ -159,6 +64,9 @@ def collect(
                 drain_asked=known.drain_asked,
                 missing_s=0.0 if known.missing_since is None else now - known.missing_since,
                 asleep=known.asleep,
+                budget_s=_budget_s(picture, known),
+                told_s=now - max(known.told, known.ordered),
+                away_s=None if known.away is None else now - known.away,
                 preempt_asked=_asked(picture.standing.preempts.get(known.replica.replica_id)),
             )
             for known in picture.replicas.values()
@@ -172,7 +80,8 @@ def collect(
         lease_pause=picture.lease_pause,
         ladder_memory=picture.ladder_memory,
         gpus=options.fleet_gpus,
-        rates=picture.rates.by_model(),
+        rates=picture.rates.per_s(),
+        version_rates=picture.version_rates.per_s(),
         curves=picture.learned.curves,
         held_s=picture.learned.held_s,
         week_s=forecasts.local_s(time.wall_us(), zone) % forecast.WEEK_S,
@@ -192,18 +101,56 @@ def _bounded(picture: live.Live) -> tuple[snapshot.Deployment, ...]:
     """Return the deployments, with what was measured of starts and their part of the model's traffic."""
     found: list[snapshot.Deployment] = []
     for deployment in picture.deployments:
-        bounds = deployment.scaling
+        route = picture.routes.get(deployment.spec.model)
+        rolls = any(_rolls(rollout, deployment.key) for rollout in picture.rollouts)
+        traffic, percent = _traffic(route, deployment.spec.version)
+        batch_share = None
+        if rolls:
+            # Either version may have to take all requests within seconds; batch lines stay by percent.
+            batch_share = percent / 100 if traffic is snapshot.Traffic.PERCENT else 0.0
+            traffic, percent = snapshot.Traffic.PERCENT, 100
+        bounds, share = deployment.scaling, percent / 100
         if bounds is not None:
-            route = picture.routes.get(deployment.spec.model)
-            percent = route.weights.get(deployment.spec.version, 0) if route is not None else 100
-            if any(_rolls(rollout, deployment.key) for rollout in picture.rollouts):
-                percent = 100  # either version may have to take all of it within seconds
-            bounds = dataclasses.replace(
-                picture.starts.applied(deployment.key, bounds), share=percent / 100
-            )
+            applied = picture.starts.applied(deployment.key, bounds)
+            bounds = dataclasses.replace(applied, share=share)
         held = deployment.hold_batch or picture.standing.batch is not None
-        found.append(dataclasses.replace(deployment, scaling=bounds, hold_batch=held))
+        found.append(
+            dataclasses.replace(
+                deployment,
+                scaling=bounds,
+                hold_batch=held,
+                traffic=traffic,
+                share=share,
+                batch_share=batch_share,
+            )
+        )
     return tuple(found)
+
+
+def _traffic(route: fleet.Route | None, version: str) -> tuple[snapshot.Traffic, int]:
+    """Return how requests come to a version, and the percent of its model's that it answers or copies."""
+    percent = route.weights.get(version, 0) if route is not None else 100
+    if route is None or percent:
+        return snapshot.Traffic.PERCENT, percent
+    if any(pool.version == version for pool in route.pools):
+        return snapshot.Traffic.POOL, 100
+    if version == route.shadow:
+        return snapshot.Traffic.SHADOW, route.shadow_percent
+    return snapshot.Traffic.PERCENT, 0
+
+
+def _budget_s(picture: live.Live, known: entries.ReplicaEntry) -> float:
+    """Return the seconds in which it should serve (again), 0 where it does, or is not to."""
+    if known.replica.state is fleet.ReplicaState.SERVING or (known.served and known.away is None):
+        return 0.0
+    spec = known.replica.spec
+    woken = known.replica.state is fleet.ReplicaState.ASLEEP or known.replica.incarnation > 1
+    return picture.starts.budget_s((spec.model, spec.version), woken=woken)
+
+
+def _parkable_gb(lease: fleet.Lease, options: settings.Settings) -> float:
+    """Return the host memory that a lease was asked with for parked models (`lease.Renderer`)."""
+    return lease.hardware.whole(lease.gpus) * options.park_gb_per_gpu
 
 
 def _parked_gb(picture: live.Live) -> Mapping[str, float]:
@@ -254,9 +201,13 @@ def _rolls(rollout: rollouts.Rollout, key: tuple[str, str]) -> bool:
 
 
 def _backlogs(picture: live.Live, now_us: int) -> dict[str, lending.Backlog]:
-    """Return each model's batch work, in seconds of one replica at the pace of those that do batch now."""
+    """Return each model's batch work, in seconds of one replica at the pace of those that do batch now.
+
+    Lines that name an adapter are its model's work: that model's replicas answer them.
+    """
     found: dict[str, lending.Backlog] = {}
-    for model, work in picture.batch_work.items():
+    for name, work in picture.batch_work.items():
+        model = name if name in picture.routes else name.rpartition(":")[0] or name
         paces = [
             known.replica.stats.tokens_per_s
             for known in picture.replicas.values()
@@ -267,7 +218,12 @@ def _backlogs(picture: live.Live, now_us: int) -> dict[str, lending.Backlog]:
         ]
         pace = statistics.median(paces) if paces else TOKENS_PER_S
         left_s = (work.deadline_us - now_us) / 1_000_000 if work.deadline_us else math.inf
-        found[model] = lending.Backlog(work.output_tokens / pace, left_s, work.lines)
+        before = found.get(model, lending.Backlog(0.0))
+        found[model] = lending.Backlog(
+            before.work_s + work.output_tokens / pace,
+            min(before.deadline_s, left_s),
+            before.lines + work.lines,
+        )
     return found
 
 
@@ -305,7 +261,9 @@ def _unadopted(picture: live.Live) -> bool:
     )
 
 
-def demand(picture: live.Live, now: float, options: settings.Settings) -> dict[str, fleet.Demand]:
+def demand(
+    picture: live.Live, now: float, options: settings.Settings
+) -> dict[str, observed.Demand]:
     """Return what the connected gateways have waiting, by model; empty if none reports."""
     fresh = [
         models
@@ -322,8 +280,32 @@ def demand(picture: live.Live, now: float, options: settings.Settings) -> dict[s
     }
 
 
-def view(picture: live.Live, now: float, options: settings.Settings) -> fleet.FleetView:
+def _told(picture: live.Live, route: fleet.Route, now_us: int) -> fleet.Route:
+    """Return a route with what is known at run time: faults of adapters, and how long a start takes."""
+    cold = picture.starts.cold()
+    took = [
+        cold.get((route.model, version), 0.0) for version, share in route.weights.items() if share
+    ]
+    start_s = math.ceil(max(took, default=0.0))
+    faults = picture.adapters.faults.get(route.model)
+    wakes = tuple(
+        each.spec.version
+        for each in picture.deployments
+        if each.spec.model == route.model
+        and each.scaling is not None
+        and each.quarantined_until_us <= now_us
+        and route.weights.get(each.spec.version)
+    )
+    if not faults and not start_s and not wakes:
+        return route
+    return dataclasses.replace(
+        route, start_s=start_s, wakes=wakes, adapter_faults=faults or route.adapter_faults
+    )
+
+
+def view(picture: live.Live, time: clock.Clock, options: settings.Settings) -> fleet.FleetView:
     """Return what gateways should know: replicas of leases whose agents speak."""
+    now, now_us = time.monotonic(), time.wall_us()
     speaking: set[ids.LeaseId] = {
         lease_id
         for lease_id, entry in picture.leases.items()
@@ -332,7 +314,7 @@ def view(picture: live.Live, now: float, options: settings.Settings) -> fleet.Fl
     return fleet.FleetView(
         epoch=picture.epoch,
         revision=picture.revision,
-        routes=picture.routes,
+        routes={model: _told(picture, route, now_us) for model, route in picture.routes.items()},
         replicas=tuple(
             known.replica
             for known in picture.replicas.values()
@@ -342,12 +324,13 @@ def view(picture: live.Live, now: float, options: settings.Settings) -> fleet.Fl
     )
 
 
-def _merged(model: str, parts: Iterable[fleet.Demand]) -> fleet.Demand:
+def _merged(model: str, parts: Iterable[observed.Demand]) -> observed.Demand:
     """Return the sum of what several gateways have waiting for one model."""
     waiting: dict[str, int] = {}
     in_flight: dict[str, int] = {}
     oldest = 0.0
     ttft: list[float] = []
+    versions: dict[str, observed.VersionDemand] = {}
     for part in parts:
         for tier, count in part.waiting.items():
             waiting[tier] = waiting.get(tier, 0) + count
@@ -355,4 +338,15 @@ def _merged(model: str, parts: Iterable[fleet.Demand]) -> fleet.Demand:
             in_flight[tier] = in_flight.get(tier, 0) + count
         oldest = max(oldest, part.oldest_wait_s)
         ttft += part.ttft_ms
-    return fleet.Demand(model, waiting, in_flight, oldest, tuple(ttft))
+        for version, one in part.versions.items():
+            versions[version] = _sum(versions.get(version, observed.VersionDemand()), one)
+    return observed.Demand(model, waiting, in_flight, oldest, tuple(ttft), versions=versions)
+
+
+def _sum(one: observed.VersionDemand, other: observed.VersionDemand) -> observed.VersionDemand:
+    return observed.VersionDemand(
+        one.waiting + other.waiting,
+        one.in_flight + other.in_flight,
+        max(one.oldest_wait_s, other.oldest_wait_s),
+        one.arrived + other.arrived,
+    )

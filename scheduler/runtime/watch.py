@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from scheduler.contracts import clock, wire
+from scheduler.contracts import clock, wire, wire_told
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
 from scheduler.runtime import agents, guard, live, settings, snapshots
@@ -31,6 +31,7 @@ class Fleet(control_pb2_grpc.FleetServicer):
         self._guard = keeper
         self._options = options
         self._encoded: tuple[int, pb.FleetView] | None = None
+        self._links: dict[str, object] = {}  # by gateway, the newest
 
     async def Watch(  # noqa: N802 - the name is gRPC's
         self, request_iterator: AsyncIterator[pb.GatewayReport], context: Any
@@ -55,23 +56,32 @@ class Fleet(control_pb2_grpc.FleetServicer):
             await asyncio.gather(reader, return_exceptions=True)
 
     async def _read(self, reports: AsyncIterator[pb.GatewayReport], gone: asyncio.Event) -> None:
-        gateway_id = ""
+        gateway_id, me = "", object()
         try:
             async for report in reports:
                 gateway_id = report.gateway_id
-                demand = {item.model: wire.demand_from_pb(item) for item in report.demand}
+                self._links[gateway_id] = me
+                demand = {item.model: wire_told.demand_from_pb(item) for item in report.demand}
                 now = self._time.monotonic()
-                self._live.trials.extend(wire.trial_from_pb(item) for item in report.trials)
+                self._live.trials.extend(wire_told.trial_from_pb(item) for item in report.trials)
+                self._live.shadows.note(
+                    self._live.routes,
+                    [wire_told.copied_from_pb(item) for item in report.copies],
+                    [wire_told.dropped_from_pb(item) for item in report.copies_dropped],
+                )
                 self._live.absorb_demand(gateway_id, demand, now)
                 self._live.gateways.heard(gateway_id, report.admission, now)
         finally:
-            self._live.forget_gateway(gateway_id)
-            self._live.gateways.left(gateway_id, self._time.monotonic())
+            # Else it has come back before the end of this link was seen.
+            if self._links.get(gateway_id) is me:
+                del self._links[gateway_id]
+                self._live.forget_gateway(gateway_id)
+                self._live.gateways.left(gateway_id, self._time.monotonic())
             gone.set()
 
     def _view(self) -> pb.FleetView:
         """Return the newest view's message, encoded once for all gateways."""
         if self._encoded is None or self._encoded[0] != self._live.revision:
-            view = snapshots.view(self._live, self._time.monotonic(), self._options)
+            view = snapshots.view(self._live, self._time, self._options)
             self._encoded = (view.revision, wire.view_to_pb(view))
         return self._encoded[1]

@@ -4,7 +4,7 @@ import asyncio
 
 from scheduler.contracts import clock, fleet, ids
 from scheduler.core import snapshot
-from scheduler.runtime import entries, live
+from scheduler.runtime import entries, live, writeoff
 from scheduler.runtime.registry import store
 
 
@@ -15,7 +15,14 @@ class Stale(Exception):
 class Writer:
     """What every action needs: the newest state of what it is about, and a way to write it down."""
 
-    def __init__(self, picture: live.Live, registry: store.Registry, time: clock.Clock) -> None:
+    def __init__(
+        self,
+        picture: live.Live,
+        registry: store.Registry,
+        time: clock.Clock,
+        write_off: writeoff.WriteOff = writeoff.nowhere,
+    ) -> None:
+        self.write_off = write_off
         self._live = picture
         self._registry = registry
         self._time = time
@@ -37,7 +44,8 @@ class Writer:
             slots=[slot] if slot is not None else [],
             wishes=[known.row()] if known is not None else [],
         )
-        entry.revision = max(entry.revision, revision)
+        # Its own, if what is kept in memory alone has moved it meanwhile: each says something else.
+        entry.revision += 1
 
     async def save_lease(self, lease: fleet.Lease) -> None:
         """Insert or overwrite a lease."""

@@ -49,10 +49,15 @@ def figures(result: Mapping[str, Any]) -> str:
             f"19 of 20 streams at {result['tokens_per_s_p5']:g} tokens/s or more",
             f"  answered, worst      {result['availability_min']:.4%}; {result['requests']} requests in all",
             f"  batch                {result['batch_tokens']:,} tokens, "
-            f"{result['batch_deadlines_met']:.1%} of jobs in time",
+            f"{result['batch_deadlines_met']:.1%} of jobs in time; lent {_share(result['gaps']['share'])} "
+            "of the GPU time that callers left",
             f"  order to ready       p50/p99 {rungs}",
         ]
     )
+
+
+def _share(share: float | None) -> str:
+    return "none" if share is None else f"{share:.1%}"
 
 
 def png(lines: Mapping[str, Line], gpus: int, path: Path) -> None:

@@ -162,6 +162,11 @@ class Engine:
         """Return the present step time, 0 when nothing runs."""
         return self._step_s * 1000
 
+    @property
+    def spare(self) -> float:
+        """Return the part of the promised step that interactive sequences leave over, from 0 to 1."""
+        return max(0.0, self._room_ms()) / (self.itl_s * 1000) if self.running else 1.0
+
     def add(self, call: Call, now: float) -> None:
         """Take a request."""
         self.advance(now)
@@ -281,7 +286,7 @@ class Engine:
         if self.feed == "none":
             self.batch = 0.0
         else:
-            self._feed(decoding)
+            self._feed()
         ms = 0.0
         batch = self.batch
         if self._prompts:
@@ -306,7 +311,17 @@ class Engine:
             due = min(due, left)
         self.next_at = self.at + due * self._step_s if due > 0 else self.at
 
-    def _feed(self, decoding: int) -> None:
+    def _room_ms(self) -> float:
+        """Return what interactive sequences leave of the promised step, in ms; below 0: nothing."""
+        step = self.step
+        return (
+            (1 - self._share) * self.itl_s * 1000
+            - step.base
+            - step.decode * len(self._heap)
+            - step.kv * self._kv
+        )
+
+    def _feed(self) -> None:
         hard = float(self.seats - self.running - (0 if self.feed == "all" else self.reserve))
         room = (self.kv_tokens - self.reserved) / self._whole
         hard = min(hard, room)
@@ -317,14 +332,7 @@ class Engine:
         if self.feed == "all":
             self.batch = hard
             return
-        step = self.step
-        room = (
-            (1 - self._share) * self.itl_s * 1000
-            - step.base
-            - step.decode * decoding
-            - step.kv * self._kv
-        )
-        soft = room / self._line_ms
+        soft = self._room_ms() / self._line_ms
         if soft > hard:
             soft = hard
         elif soft < 0:

@@ -10,7 +10,7 @@ import numpy as np
 
 from scheduler.contracts import fleet
 from scheduler.core import forecast, plan
-from scheduler.sim import policies, scenario, state, tally, traffic, world
+from scheduler.sim import gaps, policies, scenario, state, tally, traffic, world
 
 CALM_TICK_S = 5.0  # between two plans while nothing presses; 0.2 s as soon as something does
 TICK_S = 0.2
@@ -256,6 +256,7 @@ def _account(here: world.World, passed: float) -> None:
     books.waste["not_held"] += max(0, fleet_gpus - held) * passed
     books.overlap_s += max(0, held - fleet_gpus) * passed
     used = 0
+    work = any(here.backlog)
     for one in here.replicas.values():
         gpus = here.site.models[one.model].shape.gpus
         if one.state is fleet.ReplicaState.ASLEEP:
@@ -264,11 +265,25 @@ def _account(here: world.World, passed: float) -> None:
         books.models[one.model].gpu_s += gpus * passed
         if one.state is STARTED:
             books.waste["cold_start"] += gpus * passed
-        elif one.state is fleet.ReplicaState.DRAINING:
+            books.gaps.starting(gpus * passed)
+            continue
+        _account_gap(books.gaps, one, gpus * passed, work=work)
+        if one.state is fleet.ReplicaState.DRAINING:
             books.waste["drain"] += gpus * passed
         elif one.engine.step_ms == 0:
             books.waste["idle"] += gpus * passed
     books.waste["idle"] += max(0, held - used) * passed
+    for cause, count in (("unassigned", held - used), ("not held", fleet_gpus - held)):
+        books.gaps.left(max(0, count) * passed, lent=False, work=work, cause=cause)
+
+
+def _account_gap(books: gaps.Gaps, one: state.Running, gpu_s: float, *, work: bool) -> None:
+    """Book what a replica that has started leaves over."""
+    if one.state is fleet.ReplicaState.DRAINING:
+        cause = "draining"
+    else:
+        cause = "beside callers" if one.engine.running else "idle"
+    books.left(gpu_s * one.engine.spare, lent=one.engine.batch > 0, work=work, cause=cause)
 
 
 def _sample(here: world.World) -> None:

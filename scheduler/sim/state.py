@@ -111,6 +111,7 @@ class State:
                 seats=model.seats,
                 gpus=model.shape.gpus,
                 reserved_seats=4,
+                itl_slo_ms=1000 / site.slo.tokens_per_s,
             )
             for model in site.models
         ]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from scheduler.core import sizing
-from scheduler.sim import engine, scenario
+from scheduler.sim import engine, gaps, scenario
 
 WASTE = ("cold_start", "idle", "drain", "recompute", "not_held")
 
@@ -69,6 +69,7 @@ class Tally:
         self.models = [ModelTally() for _ in site.models]
         self.waste = dict.fromkeys(WASTE, 0.0)
         self.reclaim: dict[int, list[float]] = {0: [], 1: [], 2: [], 3: []}
+        self.gaps = gaps.Gaps()
         self.overlap_s = 0.0
         self.counting = (
             False  # from the first tick after `begin_s`: GPU time is booked tick by tick
@@ -129,6 +130,7 @@ class Tally:
             },
             "waste_gpu_s": {cause: round(each) for cause, each in self.waste.items()},
             "waste_share": {cause: _share(each, gpus) for cause, each in self.waste.items()},
+            "gaps": self.gaps.result(),
             "overlap_gpu_h": round(self.overlap_s / 3600, 2),
             "reclaim_s": {
                 f"rung{rung}": {"n": len(times), **_spread(times)}

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from scheduler.contracts import fleet, ids, slurm
+from scheduler.contracts import fleet, ids, observed, slurm
 from scheduler.core import actions, autoscale, forecast, lending, plan, replicas, snapshot
 from scheduler.sim import cluster, lives, policies, scenario, state, tally
 
@@ -82,7 +82,7 @@ class World(lives.Lives):
             replicas=tuple(self._known(one) for one in self.replicas.values()),
             deployments=tuple(self._deployment(n) for n in range(len(self.site.models))),
             demand={
-                model.name: fleet.Demand(
+                model.name: observed.Demand(
                     model.name,
                     {"interactive": len(self.waiting[n])},
                     {"interactive": self.flying[n]},

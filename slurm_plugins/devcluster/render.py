@@ -77,9 +77,9 @@ def slurm_conf(
         "JobSubmitPlugins": "lua",
         "Prolog": f"{where.etc}/prolog.sh",
         "Epilog": f"{where.etc}/epilog.sh",
-        "GresTypes": "gpu",
+        "GresTypes": "gpu,shard" if shape.shards_per_gpu else "gpu",
         **(_FAST if shape.fast else {}),
-        **(_accounting(ports, where, host) if shape.accounting else {}),
+        **(_accounting(shape, ports, where, host) if shape.accounting else {}),
     }
     lines = [f"{key}={value}" for key, value in _changed(settings, shape.extra_conf).items()]
     lines += _nodes(shape, ports, host=host)
@@ -91,14 +91,16 @@ def slurm_conf(
     return "\n".join(lines) + "\n"
 
 
-def _accounting(ports: site.Ports, where: site.Layout, host: Host) -> dict[str, str]:
+def _accounting(
+    shape: site.Shape, ports: site.Ports, where: site.Layout, host: Host
+) -> dict[str, str]:
     return {
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": host.address,
         "AccountingStoragePort": str(ports.slurmdbd),
         "AccountingStoragePass": str(where.munge_socket),
         "AccountingStoreFlags": "job_comment",
-        "AccountingStorageTRES": "gres/gpu",
+        "AccountingStorageTRES": "gres/gpu,gres/shard" if shape.shards_per_gpu else "gres/gpu",
     }
 
 
@@ -119,7 +121,8 @@ def _nodes(shape: site.Shape, ports: site.Ports, *, host: Host) -> list[str]:
 
 def _gres(shape: site.Shape) -> str:
     kind = f"{shape.gres_type}:" if shape.gres_type else ""
-    return f"gpu:{kind}{shape.gpus_per_node}"
+    shards = shape.shards_per_gpu * shape.gpus_per_node
+    return f"gpu:{kind}{shape.gpus_per_node}" + (f",shard:{shards}" if shards else "")
 
 
 def _partitions(shape: site.Shape) -> list[str]:
@@ -149,6 +152,10 @@ def gres_conf(shape: site.Shape, where: site.Layout) -> str:
             f"NodeName={name} Name=gpu{kind} File={where.dev}/{name}/gpu{index}"
             for index in range(shape.gpus_per_node)
         ]
+        if shape.shards_per_gpu:
+            # Without a File they are spread evenly over the node's GPUs.
+            shards = shape.shards_per_gpu * shape.gpus_per_node
+            lines.append(f"NodeName={name} Name=shard Count={shards}")
     return "\n".join(lines) + "\n"
 
 

@@ -28,6 +28,7 @@ class Options(TypedDict, total=False):
 
     nodes: int
     gpus_per_node: int
+    shards_per_gpu: int
     cpus_per_node: int
     gres_type: str
     name: str
@@ -47,6 +48,7 @@ class Shape:
     Attributes:
         nodes: how many slurmd, named n1, n2 …
         gpus_per_node: pretend GPUs of each node; 0 for none.
+        shards_per_gpu: shares of each GPU that jobs may ask for instead of whole ones; 0 for none.
         cpus_per_node: CPUs that Slurm believes in, however few the machine has.
         gres_type: a GPU type as a site would spell it (`H100`), "" for untyped.
         name: the cluster's name.
@@ -61,6 +63,7 @@ class Shape:
 
     nodes: int = 4
     gpus_per_node: int = 4
+    shards_per_gpu: int = 0
     cpus_per_node: int = 8
     gres_type: str = ""
     name: str = "forebay"

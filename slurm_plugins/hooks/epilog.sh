@@ -16,11 +16,12 @@ declare -A leases=()
 [[ -n $lease ]] && leases[$lease]=1
 victims=()
 for pid in $(forebay_candidates); do
-  forebay_ours "$pid" || continue
+  forebay_read_env "$pid" || continue
   owner=${FOREBAY_ENV[SLURM_JOB_ID]:-}
   # A job that was submitted from inside the lease has inherited its name, but has an id of its own.
-  if [[ $owner == "$SLURM_JOB_ID" ]] ||
-    [[ -z $owner && -n $lease && ${FOREBAY_ENV[FOREBAY_LEASE]} == "$lease" ]]; then
+  if { [[ $owner == "$SLURM_JOB_ID" ]] ||
+    [[ -z $owner && -n $lease && ${FOREBAY_ENV[FOREBAY_LEASE]} == "$lease" ]]; } &&
+    forebay_same_site "$pid"; then # last: it takes a process, and other leases' wait for none here
     victims+=("$pid")
     [[ ${FOREBAY_ENV[FOREBAY_LEASE]} =~ ^[A-Za-z0-9._-]+$ ]] && leases[${FOREBAY_ENV[FOREBAY_LEASE]}]=1
   fi

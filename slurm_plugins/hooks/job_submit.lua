@@ -97,11 +97,17 @@ end
 
 local GPU_REQUESTS = { "tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task" }
 
+-- GPUs, parts of one, or none on purpose, as its name says: a lease that forgot them would only hold a node.
 local function asks_gpus(job)
+  if type(job.name) == "string" and job.name:match("%-cpu$") then
+    return true
+  end
   for _, field in ipairs(GPU_REQUESTS) do
     local request = job[field]
-    if type(request) == "string" and request:lower():match("gpu") then
-      return true
+    for _, kind in ipairs({ "gpu", "shard", "mps" }) do
+      if type(request) == "string" and request:lower():match(kind) then
+        return true
+      end
     end
   end
   return false
@@ -142,7 +148,7 @@ function slurm_job_submit(job, _, uid)
     return refuse(fault)
   end
   if not asks_gpus(job) then
-    return refuse("a lease must ask for GPUs (--gres=gpu:N)")
+    return refuse("a lease must ask for GPUs (--gres=gpu:N, shard:N or mps:N), or be named forebay-...-cpu")
   end
   job.requeue = 0 -- a requeued lease would start an agent that its broker has long replaced
   return slurm.SUCCESS

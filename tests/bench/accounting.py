@@ -5,6 +5,7 @@ The tables are printed, and written with ``--report``; the last line is JSON.
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import platform
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -34,55 +36,100 @@ def stage(name: str, state: Path, *given: object) -> dict[str, Any]:
     return found
 
 
-def fill(state: Path, rows: int) -> None:
+def fill(state: Path, rows: int) -> dict[str, Any]:
     """Write the month as compactions leave it, by two processes."""
     (state / "parquet").mkdir(parents=True)
     with futures.ThreadPoolExecutor(2) as pool:
         parts = [pool.submit(stage, "bulk", state, part, 2, rows) for part in range(2)]
-        files = [manifest.File(**each) for part in parts for each in part.result()["files"]]
+        made = [part.result() for part in parts]
+    files = [manifest.File(**each) for part in made for each in part["files"]]
     files.sort(key=lambda each: each.day)
     manifest.save(state / "parquet", manifest.Manifest(len(files), tuple(files)))
+    return {"files": len(files)}
 
 
-def measure(folder: Path, rows: int, peer_rows: int) -> dict[str, Any]:
-    """Run every stage; nothing but the stage runs meanwhile."""
-    started = datetime.datetime.now(datetime.UTC)
-    path = stage("request_path", folder / "path")
-    ingest = stage("ingest", folder / "ingest", min(rows, 2_000_000))
-    compaction = stage("compaction", folder / "compaction", min(rows, 3_000_000))
-    for name in ("path", "ingest", "compaction"):
-        shutil.rmtree(folder / name)
-    month = folder / "month"
-    fill(month, rows)
-    size = stage("sizes", month)
-    rebuilt = stage("rebuild", month)
-    asked = {way: stage("bill", month, way) for way in ("rollup", "segments", "day")}
-    if asked["rollup"]["sum"] != asked["segments"]["sum"]:
-        raise RuntimeError("the bill from rollups is not the bill from segments")
-    shutil.rmtree(month)
+class Measured:
+    """What was measured so far: a part that breaks is named, and the others go on without it."""
+
+    def __init__(self) -> None:
+        self.load_before = os.getloadavg()[0]
+        self.parts: dict[str, dict[str, Any]] = {}
+        self.broken: dict[str, str] = {}
+
+    def part(self, name: str, work: Callable[[], dict[str, Any]]) -> bool:
+        """Measure a part; returns whether there are figures of it."""
+        try:
+            self.parts[name] = work()
+        except (
+            OSError,
+            RuntimeError,
+            subprocess.SubprocessError,
+            *accounting_peers.FAULTS,
+        ) as error:
+            self.broken[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
+            print(f"  {name} broke: {self.broken[name]}", file=sys.stderr)
+        return name in self.parts
+
+    def figure(self, part: str, name: str) -> Any:
+        """Return a figure, None if its part has none."""
+        return self.parts.get(part, {}).get(name)
+
+
+def measure(done: Measured, folder: Path, rows: int, peer_rows: int) -> None:
+    """Measure every part, the short ones first; nothing but the part runs meanwhile."""
+    for part, name, most in (
+        ("path", "request_path", None),
+        ("ingest", "ingest", min(rows, 2_000_000)),
+        ("compaction", "compaction", min(rows, 3_000_000)),
+    ):
+        given = () if most is None else (most,)
+        done.part(part, functools.partial(stage, name, folder / part, *given))
+        shutil.rmtree(folder / part, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder) as peers:
-        compared = accounting_peers.compare(Path(peers), peer_rows)
-    stages = {"path": path, "ingest": ingest, "compaction": compaction, "rebuild": rebuilt, **asked}
+        done.part("peers", lambda: accounting_peers.compare(Path(peers), peer_rows))
+    month = folder / "month"
+    if not done.part("month", lambda: fill(month, rows)):
+        return
+    for name in ("sizes", "rebuild"):
+        done.part(name, functools.partial(stage, name, month))
+    for way in ("rollup", "segments", "sql", "day", "report"):
+        done.part(way, functools.partial(bill, done, month, way))
+
+
+def bill(done: Measured, month: Path, way: str) -> dict[str, Any]:
+    """Measure a way to the month's bill, whose sum must be that of the ways before."""
+    found = stage("bill", month, way)
+    for name in ("rollup", "segments", "sql"):
+        known = done.figure(name, "sum")
+        if way != "day" and known is not None and known != found["sum"]:
+            raise RuntimeError(f"the bill from {way} is not the bill from {name}")
+    return found
+
+
+def figures(done: Measured, rows: int, started: datetime.datetime) -> dict[str, Any]:
+    """Return what the last line holds: null for what was not measured, and why in ``broken``."""
+    ran = datetime.datetime.now(datetime.UTC) - started
+    memory = [each["rss_mb"] for each in done.parts.values() if "rss_mb" in each]
     return {
         "rows": rows,
-        "ingest_rows_per_s": ingest["ingest_rows_per_s"],
-        "compact_rows_per_s": compaction["compact_rows_per_s"],
-        "bill_s": {way: asked[way]["cold_s"] for way in ("rollup", "segments")},
-        "bill_warm_s": {way: asked[way]["warm_s"] for way in ("rollup", "segments")},
-        "team_day_s": asked["day"]["warm_s"],
-        "bill_5m_s": compared["bill_5m_s"],
-        "rss_mb": max(each["rss_mb"] for each in stages.values()),
-        "bytes_per_row": size["bytes_per_row"],
-        "spool_us_per_request": path["spool_us_per_request"],
-        "stages": {**stages, "sizes": size, "peers": compared},
+        "ingest_rows_per_s": done.figure("ingest", "ingest_rows_per_s"),
+        "compact_rows_per_s": done.figure("compaction", "compact_rows_per_s"),
+        "bill_s": {way: done.figure(way, "cold_s") for way in ("rollup", "segments")},
+        "bill_warm_s": {way: done.figure(way, "warm_s") for way in ("rollup", "segments")},
+        "team_day_s": done.figure("day", "warm_s"),
+        "report_s": done.figure("report", "warm_s"),
+        "bill_5m_s": done.figure("peers", "bill_5m_s"),
+        "rss_mb": max(memory, default=None),
+        "bytes_per_row": done.figure("sizes", "bytes_per_row"),
+        "spool_us_per_request": done.figure("path", "spool_us_per_request"),
+        "broken": done.broken,
+        "stages": done.parts,
         "machine": {
             "cpus": os.cpu_count(),
             "python": platform.python_version(),
             "kernel": platform.release(),
-            "load_before": os.getloadavg()[0],
-            "minutes": round(
-                (datetime.datetime.now(datetime.UTC) - started).total_seconds() / 60, 1
-            ),
+            "load_before": done.load_before,
+            "minutes": round(ran.total_seconds() / 60, 1),
             "date": started.date().isoformat(),
         },
     }
@@ -106,15 +153,18 @@ def main() -> None:
         )
     folder = Path(tempfile.mkdtemp(prefix="forebay-bench-accounting-", dir=base))
     folder.chmod(0o755)  # PostgreSQL runs as another user below it
+    started, done = datetime.datetime.now(datetime.UTC), Measured()
     try:
-        found = measure(folder, args.rows, min(args.rows, _SMALL))
-    finally:
+        measure(done, folder, args.rows, min(args.rows, _SMALL))
+    finally:  # also where it is ended before its time
         shutil.rmtree(folder)
-    text = accounting_report.text(found)
-    print(text)
-    if args.report:
-        accounting_report.write(args.report, text)
-    print(json.dumps(found))
+        found = figures(done, args.rows, started)
+        text = accounting_report.text(found)
+        print(text)
+        if args.report and done.parts:
+            accounting_report.write(args.report, text)
+        print(json.dumps(found))
+    sys.exit(1 if done.broken else 0)
 
 
 if __name__ == "__main__":

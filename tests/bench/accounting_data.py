@@ -14,7 +14,7 @@ from typing import Any
 
 import duckdb
 
-from accounting import compact, manifest, schema
+from accounting import manifest, pieces, rollup, schema
 
 FIRST_DAY = datetime.date(2026, 11, 1)
 DAYS = 30
@@ -105,13 +105,14 @@ def compacted(folder: Path, day: Day) -> manifest.File:
     """Write one day as a compaction leaves it, and return its entry."""
     with duckdb.connect(config={"threads": 1, "memory_limit": "700MB"}) as session:
 
-        def pieces() -> Iterator[Any]:
+        def made() -> Iterator[Any]:
             for first in range(0, day.rows, PIECE):
                 last = min(first + PIECE, day.rows)
                 text = attempts(day, first, last)
-                yield session.sql(f"SELECT * FROM ({text}) ORDER BY request_id, attempt")
+                order = rollup.quoted(pieces.ORDER)
+                yield session.sql(f"SELECT * FROM ({text}) ORDER BY {order}")
 
-        entry = compact.write_pieces(folder, schema.USAGE, day.name, pieces())
+        entry = pieces.write(folder, schema.USAGE, day.name, made())
     return dataclasses.replace(
         entry,
         first_us=day.start_us,

@@ -4,19 +4,22 @@
   usual indexes on (team, arrival) and arrival; loaded by COPY, vacuumed and analysed.
 - SQLite: the same table and indexes.
 - plain DuckDB: Parquet files as they were written, one row in fifty twice, deduplicated by the query.
-- ours: the same rows in compacted files, through `books.Books`.
+- ours: the same rows in compacted files, as a bill takes them (`accounting.tokens`), and by the SQL view.
 
 Only the billing columns go into the other tables: narrower rows are in their favour.
 """
 
+import argparse
 import contextlib
+import json
 import os
 import shutil
 import sqlite3
 import statistics
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +29,11 @@ import psycopg
 from accounting import books, manifest, schema
 from tests import realpostgres
 from tests.bench import accounting_data as data
-from tests.bench.accounting_stages import BILLING, TOKENS
+from tests.bench.accounting_stages import BILLING, TOKENS, segments
 
-ROUNDS = 3
+# How often each is asked; the slow ones are asked in the first rounds.
+ROUNDS = {"segments": 9, "segments_sql": 9, "postgres": 9, "sqlite": 3, "duckdb_plain": 3}
+FAULTS = (psycopg.Error, sqlite3.Error, duckdb.Error)  # by which a peer breaks
 Bill = Callable[[], list[tuple[Any, ...]]]
 _TYPES = {
     name: "BIGINT" if name.endswith(("_us", "_tokens")) or name == "attempt" else "TEXT"
@@ -171,46 +176,77 @@ def _fill(base: psycopg.Connection[tuple[Any, ...]], paths: list[str]) -> None:
         base.execute(text.encode())
 
 
-def compare(folder: Path, rows: int) -> dict[str, Any]:
-    """Ask everybody for the bill in turn; medians, spreads, and that all say the same."""
+def compare(folder: Path, rows: int, chosen: Sequence[str] = tuple(ROUNDS)) -> dict[str, Any]:
+    """Ask everybody for the bill in turn; medians, spreads, and that all say the same.
+
+    Args:
+        folder: for their files; PostgreSQL, which runs as another user, must get into it.
+        rows: of the month.
+        chosen: of `ROUNDS`, `segments` among them.
+    """
     records, paths = ours(folder, rows)
 
-    def segments() -> list[tuple[Any, ...]]:
+    def by_sql() -> list[tuple[Any, ...]]:
         with records.reading(*data.month_us()) as reading:
             found: list[tuple[Any, ...]] = reading.session.execute(
                 TOKENS.format(source="usage")
             ).fetchall()
             return found
 
-    with postgres(folder, paths) as (from_postgres, version):
-        ways: dict[str, Bill] = {
-            "segments": segments,
-            "postgres": from_postgres,
-            "sqlite": sqlite(folder, paths),
-            "duckdb_plain": plain_duckdb(undeduplicated(folder, paths)),
-        }
-        answers = {name: sorted(tuple(row) for row in ask()) for name, ask in ways.items()}  # warm
-        wrong = [name for name, answer in answers.items() if answer != answers["segments"]]
-        if wrong:
-            raise RuntimeError(f"bills differ: {', '.join(wrong)}")
-        took: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(ROUNDS):
-            for name, ask in ways.items():
-                began = time.perf_counter()
-                ask()
-                took[name].append(time.perf_counter() - began)
-    ratios = [p / s for p, s in zip(took["postgres"], took["segments"], strict=True)]
-    return {
+    versions = {"sqlite": sqlite3.sqlite_version, "duckdb": duckdb.__version__}
+    with contextlib.ExitStack() as stack:
+        ways: dict[str, Bill] = {"segments": lambda: segments(records, *data.month_us())}
+        if "segments_sql" in chosen:
+            ways["segments_sql"] = by_sql
+        if "postgres" in chosen:
+            ways["postgres"], versions["postgres"] = stack.enter_context(postgres(folder, paths))
+        if "sqlite" in chosen:
+            ways["sqlite"] = sqlite(folder, paths)
+        if "duckdb_plain" in chosen:
+            ways["duckdb_plain"] = plain_duckdb(undeduplicated(folder, paths))
+        took = _in_turn(ways)
+    answer = {
         "bill_5m_s": {name: round(statistics.median(each), 3) for name, each in took.items()},
         "bill_5m_spread_s": {
             name: [round(min(each), 3), round(max(each), 3)] for name, each in took.items()
         },
-        "postgres_over_segments": round(statistics.median(ratios), 1),
         "rows_5m": rows,
-        "versions": {
-            "postgres": version,
-            "sqlite": sqlite3.sqlite_version,
-            "duckdb": duckdb.__version__,
-        },
+        "versions": versions,
         "columns": len(schema.columns(schema.USAGE)),
     }
+    if "postgres" in took:
+        ratios = [p / s for p, s in zip(took["postgres"], took["segments"], strict=True)]
+        answer["postgres_over_segments"] = round(statistics.median(ratios), 1)
+    return answer
+
+
+def _in_turn(ways: Mapping[str, Bill]) -> dict[str, list[float]]:
+    """Ask each way, after once to warm it up, as often as it is asked; returns the seconds that it took."""
+    answers = {name: sorted(tuple(row) for row in ask()) for name, ask in ways.items()}
+    wrong = [name for name, answer in answers.items() if answer != answers["segments"]]
+    if wrong:
+        raise RuntimeError(f"bills differ: {', '.join(wrong)}")
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(max(ROUNDS.values())):
+        for name, ask in ways.items():
+            if number >= ROUNDS[name]:
+                continue
+            began = time.perf_counter()
+            ask()
+            took[name].append(time.perf_counter() - began)
+    return took
+
+
+def main() -> None:
+    """Compare alone, with some or all of the peers; prints JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=5_000_000, help="rows of the month")
+    parser.add_argument("--peers", nargs="*", choices=[*ROUNDS], default=[*ROUNDS])
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="forebay-bench-accounting-") as folder:
+        Path(folder).chmod(0o755)
+        print(json.dumps(compare(Path(folder), args.rows, args.peers)))
+
+
+if __name__ == "__main__":
+    main()

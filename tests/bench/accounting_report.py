@@ -5,82 +5,92 @@ from pathlib import Path
 from typing import Any
 
 _BEGIN, _END = "<!-- figures -->", "<!-- end of figures -->"
+_MISSING = "not measured"
+_GOALS = (  # what, of which part, how it is shown, the goal
+    (
+        "durable ingest, one writer to Parquet",
+        "ingest",
+        "{ingest_rows_per_s:,} rows/s",
+        "≥ 100,000",
+    ),
+    ("month's bill from rollups, cold", "rollup", "{cold_s} s", "< 1 s"),
+    ("month's bill from compacted segments, cold", "segments", "{cold_s} s", "< 30 s"),
+    ("most memory of any process", "all", "{rss_mb:,} MB", "< 1,000"),
+    ("billing columns", "sizes", "{bytes_per_row} bytes a row", "≤ 30"),
+    ("CPU on the request path", "path", "{spool_us_per_request} µs a request", "≤ 20"),
+    ("PostgreSQL's time over that from segments", "peers", "{postgres_over_segments} ×", "≥ 20 ×"),
+)
+_MORE = (
+    (
+        "the writer of it: append, each 1,000 rows waited for",
+        "ingest",
+        "{writer_rows_per_s:,} rows/s",
+    ),
+    ("shipper while it had work: spool to Parquet", "ingest", "{ship_rows_per_s:,} rows/s"),
+    ("compaction of rows as written", "compaction", "{compact_rows_per_s:,} rows/s"),
+    ("sync, for 32 requests: p50, p99", "path", "{sync_ms_p50} ms, {sync_ms_p99} ms"),
+    ("CPU of the sync, a request", "path", "{sync_cpu_us_per_request} µs"),
+    ("rollups made from nothing", "rebuild", "{rebuild_s} s"),
+    ("rollups on disk", "rebuild", "{rollup_mb} MB"),
+    ("whole files", "sizes", "{bytes_per_row_all} bytes a row"),
+    ("which rows are whose, of it", "sizes", "{bytes_per_row_owners} bytes a row"),
+)
+_BILLS = {
+    "rollup": "month by team, model, tier, from rollups",
+    "segments": "the same from compacted segments",
+    "sql": "the same from compacted segments, by SQL over the view `usage`",
+    "day": "one team's day, by SQL over the same",
+    "report": "`freport team --month`: tokens and counts by team and day",
+}
 
 
 def text(found: Mapping[str, Any]) -> str:
-    """Return the figures as Markdown."""
-    stages, machine = found["stages"], found["machine"]
-    path, ingest = stages["path"], stages["ingest"]
-    goals = [
-        (
-            "durable ingest, one writer to Parquet",
-            f"{ingest['ingest_rows_per_s']:,} rows/s",
-            "≥ 100,000",
+    """Return the figures as Markdown; what has none is said to have none, and why."""
+    machine, parts = found["machine"], {**found["stages"]}
+    if found["rss_mb"] is not None:
+        parts["all"] = {"rss_mb": found["rss_mb"]}
+    lines = [
+        f"{found['rows']:,} rows, {machine['date']}, {machine['cpus']} CPUs, kernel "
+        f"{machine['kernel']}, Python {machine['python']}, load before {machine['load_before']:.1f}, "
+        f"{machine['minutes']} minutes.",
+        *(f"- {name} broke: {why}" for name, why in found["broken"].items()),
+        "",
+        *_table(
+            ("", "measured", "goal"),
+            [(what, _shown(parts, part, how), goal) for what, part, how, goal in _GOALS],
         ),
-        ("month's bill from rollups, cold", f"{found['bill_s']['rollup']} s", "< 1 s"),
-        (
-            "month's bill from compacted segments, cold",
-            f"{found['bill_s']['segments']} s",
-            "< 30 s",
-        ),
-        ("most memory of any process", f"{found['rss_mb']:,} MB", "< 1,000"),
-        ("billing columns", f"{found['bytes_per_row']} bytes a row", "≤ 30"),
-        ("CPU on the request path", f"{found['spool_us_per_request']} µs a request", "≤ 20"),
-        (
-            "PostgreSQL's time over that from segments",
-            f"{stages['peers']['postgres_over_segments']} ×",
-            "≥ 20 ×",
-        ),
+        "",
+        *_table(("", "measured"), [(what, _shown(parts, part, how)) for what, part, how in _MORE]),
+        "",
+        *_table(("bill", "cold", "warm, median (least – most)", "memory"), _bills(parts)),
+        "",
     ]
-    more = [
-        (
-            "the writer of it: append, each 1,000 rows waited for",
-            f"{ingest['writer_rows_per_s']:,} rows/s",
-        ),
-        ("shipper while it had work: spool to Parquet", f"{ingest['ship_rows_per_s']:,} rows/s"),
-        ("compaction of rows as written", f"{found['compact_rows_per_s']:,} rows/s"),
-        ("sync, for 32 requests: p50, p99", f"{path['sync_ms_p50']} ms, {path['sync_ms_p99']} ms"),
-        ("CPU of the sync, a request", f"{path['sync_cpu_us_per_request']} µs"),
-        ("rollups made from nothing", f"{stages['rebuild']['rebuild_s']} s"),
-        ("rollups on disk", f"{stages['rebuild']['rollup_mb']} MB"),
-        ("all columns", f"{stages['sizes']['bytes_per_row_all']} bytes a row"),
-    ]
-    return "\n".join(
-        [
-            f"{found['rows']:,} rows, {machine['date']}, {machine['cpus']} CPUs, kernel "
-            f"{machine['kernel']}, Python {machine['python']}, load before {machine['load_before']:.1f}, "
-            f"{machine['minutes']} minutes.",
+    if "peers" in parts:
+        lines += [
+            f"The same bill at {parts['peers']['rows_5m']:,} rows, warm, in turn:",
             "",
-            *_table(("", "measured", "goal"), goals),
-            "",
-            *_table(("", "measured"), more),
-            "",
-            *_table(("bill", "cold", "warm, median (least – most)", "memory"), _bills(stages)),
-            "",
-            f"The same bill at {stages['peers']['rows_5m']:,} rows, warm, in turn:",
-            "",
-            *_table(("by", "median", "least – most"), _peers(stages["peers"])),
+            *_table(("by", "median", "least – most"), _peers(parts["peers"])),
             "",
         ]
-    )
+    return "\n".join(lines)
 
 
-def _bills(stages: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    names = {
-        "rollup": "month by team, model, tier, from rollups",
-        "segments": "the same from compacted segments",
-        "day": "one team's day, from compacted segments",
-    }
+def _shown(parts: Mapping[str, Any], part: str, how: str) -> str:
+    return how.format(**parts[part]) if part in parts else _MISSING
+
+
+def _bills(parts: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
         (
             title,
-            f"{stages[way]['cold_s']} s"
-            + ("" if stages[way]["cache_dropped"] else " (cache kept)"),
-            f"{stages[way]['warm_s']} s ({stages[way]['warm_spread_s'][0]} – "
-            f"{stages[way]['warm_spread_s'][1]})",
-            f"{stages[way]['rss_mb']} MB",
+            f"{parts[way]['cold_s']} s" + ("" if parts[way]["cache_dropped"] else " (cache kept)"),
+            f"{parts[way]['warm_s']} s ({parts[way]['warm_spread_s'][0]} – "
+            f"{parts[way]['warm_spread_s'][1]})",
+            f"{parts[way]['rss_mb']} MB",
         )
-        for way, title in names.items()
+        if way in parts
+        else (title, _MISSING, _MISSING, _MISSING)
+        for way, title in _BILLS.items()
     ]
 
 
@@ -88,6 +98,7 @@ def _peers(peers: Mapping[str, Any]) -> list[tuple[str, ...]]:
     versions = peers["versions"]
     names = {
         "segments": "Forebay, compacted segments",
+        "segments_sql": "Forebay, the same by SQL over the view `usage`",
         "postgres": f"PostgreSQL {versions['postgres']}",
         "sqlite": f"SQLite {versions['sqlite']}",
         "duckdb_plain": f"plain DuckDB {versions['duckdb']} over undeduplicated files",

@@ -5,10 +5,10 @@
 
 import asyncio
 import dataclasses
+import datetime
 import json
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -20,7 +20,24 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 
-from accounting import books, compact, manifest, rolling, rollup, schema, ship, spool
+from accounting import (
+    books,
+    compact,
+    manifest,
+    owner_runs,
+    quantities,
+    rates,
+    reports,
+    rolling,
+    rollup,
+    runs,
+    schema,
+    ship,
+    spool,
+    summaries,
+    tokens,
+    windows,
+)
 from scheduler.contracts import clock, usage
 from tests.bench import accounting_data as data
 
@@ -36,14 +53,41 @@ BILLING = (
         "waste_tokens",
     ),
 )
-BILL = """
-SELECT team, model, tier, sum(requests)::BIGINT, sum(uncached_prompt_tokens)::BIGINT,
-  sum(cached_prompt_tokens)::BIGINT, sum(output_tokens)::BIGINT, sum(waste_tokens)::BIGINT
-FROM {source} WHERE payer = 'team' GROUP BY ALL ORDER BY ALL"""
 TOKENS = """
-SELECT team, model, tier, count(*) FILTER (WHERE attempt = 1)::BIGINT, sum(uncached_prompt_tokens)::BIGINT,
-  sum(cached_prompt_tokens)::BIGINT, sum(output_tokens)::BIGINT, sum(waste_tokens)::BIGINT
+SELECT team, model, tier, sum(uncached_prompt_tokens)::BIGINT, sum(cached_prompt_tokens)::BIGINT,
+  sum(output_tokens)::BIGINT
 FROM {source} WHERE payer = 'team' GROUP BY team, model, tier ORDER BY team, model, tier"""
+
+
+def segments(records: books.Books, first_us: int, last_us: int) -> list[tuple[Any, ...]]:
+    """Return what teams owe for, by team, model and tier, as a bill takes it from segments.
+
+    Columns as of `TOKENS`.
+    """
+    found = tokens.take(records, [(first_us, last_us)], ("team", "model", "tier"))
+    if found.problems:
+        raise RuntimeError("; ".join(found.problems))
+    return sorted((*keys, *sums) for _, keys, *sums in found.sums)
+
+
+def report(records: books.Books, first_us: int, last_us: int) -> list[tuple[Any, ...]]:
+    """Return the month by team and day as freport's rows have it; last columns as of `TOKENS`."""
+    cuts = windows.periods(windows.Window(first_us, last_us), "day", datetime.UTC)
+    with records.reading(first_us, last_us) as reading:
+
+        def made(rolled_us: int) -> list[dict[str, Any]]:
+            taken = quantities.take(reading, cuts, rates.Rates(), None, rolled_us)
+            everything = reports.Scope(), reports.Filter()
+            return summaries.summary(
+                reading, *everything, by="team", cuts=cuts, taken=taken, rolled_us=rolled_us
+            )
+
+        rows = quantities.with_rollups(reading, first_us, made)
+        _whole(reading)
+    return [
+        (row["start_us"], row["team"], row["requests"], *(row[name] for name in runs.SUMS))
+        for row in rows
+    ]
 
 
 def requests(number: int) -> list[tuple[usage.UsageRow, usage.UsageRow]]:
@@ -228,19 +272,25 @@ def bulk(state: Path, part: int, parts: int, rows: int) -> dict[str, Any]:
 
 
 def sizes(state: Path) -> dict[str, Any]:
-    """Bytes a row of the compacted files: in all, and in the columns that a bill needs."""
+    """Bytes a row of the compacted files: in all, and of what a bill needs, which rows are whose among it."""
     current = manifest.load(state / "parquet")
     assert current is not None
-    whole = billing = rows = 0
+    whole = billing = rows = owners = 0
     for each in current.files[:3]:
         about = pq.ParquetFile(state / "parquet" / each.path).metadata
         rows += about.num_rows
+        whole += each.bytes
+        notes = (about.metadata or {}).items()
+        owners += sum(len(text) for name, text in notes if name.startswith(owner_runs.NAME))
         for group in range(about.num_row_groups):
             for number in range(about.num_columns):
                 column = about.row_group(group).column(number)
-                whole += column.total_compressed_size
                 billing += column.total_compressed_size * (column.path_in_schema in BILLING)
-    return {"bytes_per_row": round(billing / rows, 2), "bytes_per_row_all": round(whole / rows, 2)}
+    return {
+        "bytes_per_row": round((billing + owners) / rows, 2),
+        "bytes_per_row_all": round(whole / rows, 2),
+        "bytes_per_row_owners": round(owners / rows, 3),
+    }
 
 
 def rebuild(state: Path) -> dict[str, Any]:
@@ -264,7 +314,8 @@ def rebuild(state: Path) -> dict[str, Any]:
 def bill(state: Path, way: str) -> dict[str, Any]:
     """The month by team, model and tier, cold and then five times warm, in one process.
 
-    ``way``: rollup, segments, or ``day`` for one team's day from the segments.
+    ``way``: rollup, segments, ``sql`` for the same by the view ``usage``, ``day`` for a team's day by it,
+    ``report`` for freport's month by team and day.
     """
     first, last = data.month_us()
     records = books.Books(state)
@@ -272,9 +323,13 @@ def bill(state: Path, way: str) -> dict[str, Any]:
     def once() -> tuple[float, list[tuple[Any, ...]]]:
         began = time.perf_counter()
         if way == "rollup":
-            with rollup.sums(state, first, last) as session:
-                rows = session.execute(BILL.format(source="usage_sums")).fetchall()
+            with rollup.sums(state, [(first, last)]) as session:
+                rows = session.execute(TOKENS.format(source="usage_sums")).fetchall()
         elif way == "segments":
+            rows = segments(records, first, last)
+        elif way == "report":
+            rows = report(records, first, last)
+        elif way == "sql":
             with records.reading(first, last) as reading:
                 rows = reading.session.execute(TOKENS.format(source="usage")).fetchall()
                 _whole(reading)
@@ -288,14 +343,14 @@ def bill(state: Path, way: str) -> dict[str, Any]:
 
     dropped = drop_caches()
     cold, rows = once()
-    warm = [once()[0] for _ in range(5 if way != "segments" else 3)]
+    warm = [once()[0] for _ in range(3 if way in {"sql", "report"} else 5)]
     return {
         "cold_s": round(cold, 3),
         "cache_dropped": dropped,
         "warm_s": round(statistics.median(warm), 3),
         "warm_spread_s": [round(min(warm), 3), round(max(warm), 3)],
         "lines": len(rows),
-        "sum": [sum(row[place] for row in rows) for place in range(3, 8)],
+        "sum": [sum(row[place] for row in rows) for place in range(3, 6)],
     }
 
 
@@ -314,6 +369,13 @@ def drop_caches() -> bool:
     return True
 
 
+def most_memory_mb() -> int:
+    """Return the most memory that this process held; `getrusage` has that of its parent in it as well."""
+    told = Path("/proc/self/status").read_text()
+    kb = next(line.split()[1] for line in told.splitlines() if line.startswith("VmHWM:"))
+    return round(int(kb) / 1024)
+
+
 def main() -> None:
     """Run one stage and print what it measured, with the most memory that it held."""
     name, state, *rest = sys.argv[1:]
@@ -329,8 +391,7 @@ def main() -> None:
     }
     given = [int(each) if each.isdigit() else each for each in rest]
     found = stages[name](Path(state), *given)
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({**found, "rss_mb": round(most)}))
+    print(json.dumps({**found, "rss_mb": most_memory_mb()}))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from batch_jobs import intake, journal, jsontext, lines, results
+from batch_jobs import intake, journal, journal_writer, jsontext, lines, results
 from tests.bench import batch_lines
 
 _OPEN = 1_000  # lines at the end that are left to the resumed runner
@@ -21,7 +21,7 @@ _BODY = jsontext.read(batch_lines.ANSWER)
 def fill(folder: str, count: int, answered: int, told: Any) -> None:
     """Journal an answer for each line, in a process of its own, which then ends as if killed."""
     cpu = time.process_time()
-    writer = journal.Writer(Path(folder) / results.JOURNAL, count)
+    writer = journal_writer.Writer(Path(folder) / results.JOURNAL, count)
     done = writer.recovered
     for number in range(1, answered + 1):
         line = lines.Line(number, f"c{number}", "/v1/chat/completions", {})

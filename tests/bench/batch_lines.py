@@ -47,6 +47,7 @@ ANSWER = json.dumps(
     }
 ).encode()
 _HEAD = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+_PATIENCE_S = 300.0  # without a sign of the runner: a million results are written in some 30
 
 
 class _Instant(asyncio.Protocol):
@@ -188,21 +189,31 @@ class Runner:
     """The runner's process."""
 
     def __init__(self, state_dir: Path, url: str) -> None:
-        self._process = _PROCESSES.Process(target=run_jobs, args=(str(state_dir), url))
+        self._process = _PROCESSES.Process(target=run_jobs, args=(str(state_dir), url), daemon=True)
         self._process.start()
         self.pid = self._process.pid or 0
         self.began = time.perf_counter()
         self._ready_cpu = 0.0
 
     def until(self, store: stores.Store, holds: Callable[[model.BatchJob], bool]) -> model.BatchJob:
-        """Wait until something is true of the job."""
+        """Wait until something is true of the job.
+
+        Raises:
+            RuntimeError: the runner or the job ended without, or nothing came of it for `_PATIENCE_S`.
+        """
+        before: model.BatchJob | None = None
+        since = time.monotonic()
         while True:
             job = store.get(1)
             assert job is not None
             if holds(job):
                 return job
-            if self._process.exitcode is not None:
-                raise RuntimeError("the batch runner ended")
+            if job != before:
+                before, since = job, time.monotonic()
+            ended = self._process.exitcode is not None or job.state.final
+            if ended or time.monotonic() - since > _PATIENCE_S:
+                self.kill()
+                raise RuntimeError(f"the batch runner came no further than {job}")
             time.sleep(0.05)
 
     def took(self, count: int, cpu_before: float = 0.0) -> Took:
@@ -230,7 +241,7 @@ def counted(state_dir: Path, count: int) -> tuple[int, int]:
 def instant_gateway() -> Iterator[str]:
     """Run the gateway that answers at once; yields its address."""
     mine, theirs = _PROCESSES.Pipe()
-    gateway = _PROCESSES.Process(target=serve_instantly, args=(theirs,))
+    gateway = _PROCESSES.Process(target=serve_instantly, args=(theirs,), daemon=True)
     gateway.start()
     try:
         yield f"http://127.0.0.1:{mine.recv()}"

@@ -1,7 +1,7 @@
 """The figures of the batch bench: the JSON's arithmetic, and the report. Pure."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 PREEMPTIONS = 10
@@ -31,7 +31,12 @@ def recomputed(rows: Sequence[Mapping[str, Any]]) -> float:
 
 def rate(run: Mapping[str, Any]) -> float:
     """Return a run's output tokens a second, from its first output to its last."""
-    return float(run["tokens"] / run["seconds"])
+    return float(run["tokens"] / max(1e-6, run["seconds"]))
+
+
+def line_ms(run: Mapping[str, Any]) -> float:
+    """Return the milliseconds of a line, from the first output to the last."""
+    return float(1_000 * run["seconds"] / max(1, run["lines"]))
 
 
 def rates(runs: Runs, arm: str) -> list[float]:
@@ -46,12 +51,23 @@ def medians(runs: Runs) -> dict[str, float]:
 
 def ratios(runs: Runs) -> dict[str, float]:
     """Return each of our arms' rate over run-batch's of the same round and pool, the median of rounds."""
+    return _beside(runs, lambda ours, theirs: rate(ours) / rate(theirs))
+
+
+def overheads_ms(runs: Runs) -> dict[str, float]:
+    """Return what a line takes longer in each of our arms than in run-batch's, the median of rounds."""
+    return _beside(runs, lambda ours, theirs: line_ms(ours) - line_ms(theirs))
+
+
+def _beside(
+    runs: Runs, compared: Callable[[Mapping[str, Any], Mapping[str, Any]], float]
+) -> dict[str, float]:
     found = {}
     for arm in runs:
-        small = SMALL if arm.startswith(SMALL) else ""
-        pairs = zip(rates(runs, arm), rates(runs, small + ARMS[0]), strict=False)
-        each = [ours / theirs for ours, theirs in pairs]
-        if each and arm != small + ARMS[0]:
+        peer = (SMALL if arm.startswith(SMALL) else "") + ARMS[0]
+        theirs = {each["round"]: each for each in runs.get(peer, ())}
+        each = [compared(run, theirs[run["round"]]) for run in runs[arm] if run["round"] in theirs]
+        if each and arm != peer:
             found[arm] = round(statistics.median(each), 3)
     return found
 
@@ -65,6 +81,7 @@ def result(runs: Runs, alone: Mapping[str, Any]) -> dict[str, Any]:
     name = "1m_lines" if count in (1_000_000, None) else f"{count}_lines"
     return {
         "tokens_per_s": {arm: found.get(arm) for arm in ARMS},
+        "of_run_batch": ratios(runs),
         "recomputed_share": round(max((each["recomputed"] for each in preempted), default=0.0), 4)
         if preempted
         else None,
@@ -78,22 +95,28 @@ def result(runs: Runs, alone: Mapping[str, Any]) -> dict[str, Any]:
 _TEXT = """\
 # Batch jobs
 
-Written by `make bench-batch REPORT=1`. {date}, {cpu}, {cores} cores, Linux {kernel}, CPython {python}, load
-{load_before} before the run. vLLM {vllm} on CPU, float32, a random Llama of 1.7 million parameters.
+Written by `make bench-batch REPORT=1`: {cpu}, {cores} cores, Linux {kernel}, CPython {python}. Parts may be
+of several runs:
+
+| part | measured | commit | load before |
+| --- | --- | --- | --- |
+{parts}
 
 ## Beside `vllm run-batch`
 
+vLLM {vllm} on CPU, float32, a random Llama of 1.7 million parameters.
 One file of {lines} chat lines, in random order: every second one begins with one of {prefixes} texts of
-about 400 tokens, answers are 16 to 64 tokens. `vllm run-batch`, Forebay, and Forebay while {preemptions}
-interactive requests each take a seat from a batch line; {rounds} round(s), the arms interleaved, a fresh
+about 1,400 tokens (a system prompt with a page of rules, or a short document), answers are 16 to 64
+tokens. `vllm run-batch`, Forebay, and Forebay while {preemptions} interactive requests each take a seat
+from a batch line; {rounds} round(s), the arms interleaved, a fresh
 engine for each, {seats} sequences at once for all. The first three share a KV pool of {pool} into which all
 shared texts fit; the last two run the same file with {small_pool}, which they exceed: run-batch sends lines
 as they stand in the file, Forebay those with the same beginning one after the other.
 
 Timed from the first output to the last; Forebay's last is when the job's last result was on disk.
 
-| arm | tokens/s (median) | of run-batch | each round |
-| --- | --- | --- | --- |
+| arm | tokens/s (median) | of run-batch | each round | s, each round | ms a line more | prompts cached |
+| --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
 | what | measured | goal |
@@ -103,9 +126,9 @@ Timed from the first output to the last; Forebay's last is when the job's last r
 | with {preemptions} preemptions | {disturbed} | ≥ 90 % |
 | lines that gave their seat back, each round | {preempted} | |
 | tokens computed again, worst round | {recomputed} | < 5 % |
-| CPU of gateway and runner a line | {overhead} ms | |
-| prompt tokens from the prefix cache, small pool: Forebay | {cached} | |
+| CPU of a line on its way, replicas that answer at once: gateway; runner | {gateway} ms; {runner} ms | |
 | memory: run-batch, with its engine; our runner | {peer_rss} MiB; {our_rss} MiB | |
+| custom ids lost, twice, all rounds | {runs_lost}, {runs_twice} | 0, 0 |
 
 ## The runner alone
 
@@ -135,54 +158,97 @@ and the runner no longer share them with the engine, which would favour Forebay.
 """
 
 
-def report(said: Mapping[str, Any]) -> str:
-    """Return the report's text."""
-    runs: Runs = said["runs"]
-    alone, big = said["alone"], said["big"]
-    middle, over = medians(runs), ratios(runs)
-    rows = [
-        f"| {arm.replace('_', ' ')} | {rate} | {_percent(over.get(arm))} | "
-        f"{', '.join(f'{each:.1f}' for each in rates(runs, arm))} |"
-        for arm, rate in middle.items()
-    ]
-    small = runs.get(SMALL + ARMS[1], ())
+def report(parts: Mapping[str, Any]) -> str:
+    """Return the report's text.
+
+    Args:
+        parts: as they are kept: of each, the machine before it began (``at``) and its ``figures``.
+    """
+    said, alone, big, path = (
+        parts.get(name, {}).get("figures", {}) for name in ("vllm", "alone", "big", "path")
+    )
+    newest = max((each["at"] for each in parts.values()), key=lambda at: str(at["date"]))
+    runs: Runs = said.get("runs", {})
+    over = ratios(runs)
     ours = [each for arm in runs if not arm.endswith(ARMS[0]) for each in runs[arm]]
+    about = ("vllm", "lines", "prefixes", "rounds", "seats", "pool", "small_pool")
     return _TEXT.format(
-        **said["machine"],
-        **{name: said[name] for name in ("vllm", "lines", "prefixes", "rounds", "seats")},
-        pool=said["pool"],
-        small_pool=said["small_pool"],
+        **{name: newest[name] for name in ("cpu", "cores", "kernel", "python")},
+        parts="\n".join(_part(name, each["at"]) for name, each in parts.items()),
+        **{name: _shown(said.get(name)) for name in about},
         preemptions=PREEMPTIONS,
-        rows="\n".join(rows),
+        rows="\n".join(_rows(runs)) or "| – | – | – | – | – | – | – |",
         undisturbed=_percent(over.get(ARMS[1])),
         grouped=_percent(over.get(SMALL + ARMS[1])),
         disturbed=_percent(over.get(ARMS[2])),
         preempted=", ".join(str(each["preempted"]) for each in runs.get(ARMS[2], ())) or "–",
         recomputed=_percent(result(runs, alone)["recomputed_share"]),
-        overhead=_most(1_000 * each["cpu_s"] / max(1, each["lines"]) for each in ours),
-        cached=_percent(max((each["cached"] for each in small), default=None)),
+        gateway=_shown(path.get("gateway_ms")),
+        runner=_shown(path.get("runner_ms")),
         peer_rss=_most(each["rss_mb"] for each in runs.get(ARMS[0], ())),
         our_rss=_most(each["rss_mb"] for each in ours),
-        alone_lines=_shown(alone.get("lines")),
-        big_lines=_shown(big.get("lines")),
-        lines_per_cpu_s=_shown(alone.get("lines_per_cpu_s")),
-        lines_per_s=_shown(alone.get("lines_per_s")),
-        rss=_shown(alone.get("rss_mb")),
-        big_rss=_shown(big.get("rss_mb")),
-        intake=_shown(alone.get("intake_lines_per_cpu_s")),
-        big_intake=_shown(big.get("intake_lines_per_cpu_s")),
-        intake_rss=_shown(alone.get("intake_rss_mb")),
-        big_intake_rss=_shown(big.get("intake_rss_mb")),
-        big_journal=_shown(big.get("journal_lines_per_cpu_s")),
+        runs_lost=sum(each["lost"] for each in ours) if ours else "–",
+        runs_twice=sum(each["duplicated"] for each in ours) if ours else "–",
+        **{name: _shown(alone.get(key)) for name, key in _ALONE.items()},
+        **{f"big_{name}": _shown(big.get(key)) for name, key in _BIG.items()},
         checkpoint=_shown(alone.get("recover_s", {}).get("checkpoint")),
         big_checkpoint=_shown(big.get("recover_s", {}).get("checkpoint")),
         journal=_shown(alone.get("recover_s", {}).get("journal_alone")),
-        resume=_shown(alone.get("resume_s")),
-        big_resume=_shown(big.get("resume_s")),
-        lost=_shown(alone.get("lost")),
-        twice=_shown(alone.get("duplicated")),
-        big_lost=_shown(big.get("lost")),
     )
+
+
+_BOTH = {
+    "rss": "rss_mb",
+    "intake": "intake_lines_per_cpu_s",
+    "intake_rss": "intake_rss_mb",
+    "resume": "resume_s",
+    "lost": "lost",
+}
+_BIG = {**_BOTH, "lines": "lines", "journal": "journal_lines_per_cpu_s"}
+_ALONE = {
+    **_BOTH,
+    "alone_lines": "lines",
+    "lines_per_cpu_s": "lines_per_cpu_s",
+    "lines_per_s": "lines_per_s",
+    "twice": "duplicated",
+}
+_PARTS = {
+    "vllm": "beside `vllm run-batch`",
+    "path": "CPU of a line on its way",
+    "alone": "the runner alone",
+    "big": "the runner alone, the larger file",
+}
+
+
+def _part(name: str, at: Mapping[str, str]) -> str:
+    return f"| {_PARTS.get(name, name)} | {at['date']} | {at['commit']} | {at['load_before']} |"
+
+
+def _rows(runs: Runs) -> list[str]:
+    """Return a row of the table for each arm that has run."""
+    over, more = ratios(runs), overheads_ms(runs)
+    found = []
+    for arm, middle in medians(runs).items():
+        each = ", ".join(f"{one:.1f}" for one in rates(runs, arm))
+        seconds = ", ".join(f"{run['seconds']:.1f}" for run in runs[arm])
+        cells = [
+            arm.replace("_", " "),
+            str(middle),
+            _percent(over.get(arm)),
+            each,
+            seconds,
+            _shown(more.get(arm)),
+            _range(runs[arm]),
+        ]
+        found.append(f"| {' | '.join(cells)} |")
+    return found
+
+
+def _range(each: Sequence[Mapping[str, Any]]) -> str:
+    """Return the least and the most of the rounds' cached shares."""
+    shares = [run["cached"] for run in each]
+    least, most = _percent(min(shares)), _percent(max(shares))
+    return least if least == most else f"{least} – {most}"
 
 
 def _percent(share: float | None) -> str:
@@ -194,5 +260,7 @@ def _most(values: Any) -> str:
     return f"{max(found):.1f}" if found else "–"
 
 
-def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:,}"
+def _shown(value: float | str | None) -> str:
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else f"{value:,}"

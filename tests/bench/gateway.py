@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -262,6 +263,22 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def prefix_routing(requests: int) -> dict[str, Any]:
+    """Run `tests.bench.prefix`, which needs the environments of engines, and return what belongs here too.
+
+    Raises:
+        gateway_subjects.BenchError: it failed; what it said stands above.
+    """
+    order = [".venv/bin/python", "-m", "tests.bench.prefix", "--requests", str(requests)]
+    done = subprocess.run(order, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise gateway_subjects.BenchError(f"{' '.join(order)} ended with {done.returncode}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {name: found[name] for name in ("prefix_hit_share", "ttft_ms_mean")} | {
+        "prefix_versions": found["versions"]
+    }
+
+
 def main() -> int:
     """Run the bench."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -269,6 +286,13 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(SUBJECTS), help="subjects, with commas")
     parser.add_argument("--env", type=Path, default=Path("build/bench-env"), help="the peers")
     parser.add_argument("--report", type=Path, help="write the tables into this file")
+    parser.add_argument(
+        "--prefix",
+        type=int,
+        default=0,
+        metavar="REQUESTS",
+        help="run bench-prefix with so many requests afterwards, and put its figures beside these",
+    )
     asked = parser.parse_args()
     names = [name for name in SUBJECTS if name in asked.only.split(",")]
     if not (asked.env / "bin").exists() and set(names) & set(gateway_subjects.PEERS):
@@ -279,6 +303,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as name:
         try:
             found = asyncio.run(run(plan, names, asked.env.absolute(), Path(name)))
+            if asked.prefix:
+                found |= prefix_routing(asked.prefix)
         except (gateway_subjects.BenchError, TimeoutError) as error:
             why = (
                 str(error) or "a measurement gave no answer: run it again with --only to find whose"

@@ -18,7 +18,7 @@ from typing import Any
 import uvloop
 
 from forebay import config as configs
-from forebay import installation, lifeline, services
+from forebay import doors, installation, lifeline
 from scheduler.contracts import clock, fleet, ids, ports, requests
 from scheduler.runtime import client
 from scheduler.runtime.registry import keys
@@ -105,9 +105,9 @@ class Site:
 
         client.FleetClient = standing  # type: ignore[misc,assignment]  # all that differs from a site
 
-    def run(self, told: services.Told) -> Coroutine[Any, Any, None]:
+    def run(self, told: doors.Told) -> Coroutine[Any, Any, None]:
         """Serve until SIGTERM."""
-        return services.gateway(self._here, told)
+        return doors.gateway(self._here, told)
 
 
 def main(folder: Path, addresses: Sequence[str]) -> None:

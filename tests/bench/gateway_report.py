@@ -32,14 +32,20 @@ def machine() -> dict[str, str]:
     }
 
 
+def on_machine(there: Mapping[str, str]) -> str:
+    """Return what `machine` found as a line."""
+    return (
+        f"{there['date']}, {there['cpu']}, {there['cores']} cores, Linux {there['kernel']}, "
+        f"CPython {there['python']}, load {there['load_before']} before the run."
+    )
+
+
 def tables(result: Mapping[str, Any]) -> str:
     """Return the Markdown between the marks."""
     names = list(result["cpu_us_per_request"])
     there = result["machine"]
     head = (
-        f"{there['date']}, {there['cpu']}, {there['cores']} cores, Linux {there['kernel']}, "
-        f"CPython {there['python']}, load {there['load_before']} before the run; "
-        f"{result['plan']['rounds']} rounds. "
+        f"{on_machine(there)} {result['plan']['rounds']} rounds. "
         + ", ".join(f"{_NAMES[name]} {v}" for name, v in result["versions"].items())
         + "."
     )

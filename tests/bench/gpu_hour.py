@@ -6,6 +6,10 @@ mixed load, kills a replica and an agent on the way, gives every lease back, and
 - the table of GPU minutes against the agents' raw rows, added up here again in plain Python;
 - each lease's GPU-seconds against `sacct -D`, within 1 % or one second for each GPU.
 
+With ``--batch-tokens`` a batch job of so many output tokens runs beside the callers, and `gaps` in the JSON
+says how much of the GPU time that callers left it got, from the table alone: busy time of batch over that and
+idle time, in the minutes in which the job ran from beginning to end; start-up apart.
+
 Prints what it found, and one line of JSON at the end; exits with 1 if anything is off.
 """
 
@@ -20,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +36,7 @@ from tests.realslurm import ACCOUNTS
 
 MINUTE = 60_000_000
 GIVEN = stepcost.Cost(1.0, 4.0)
+LINE_TOKENS = 400  # of a batch line's answer
 Key = tuple[str, str, int]  # lease, replica ("": the lease's own), minute
 
 
@@ -40,6 +46,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--batch-tokens", type=int, default=0)
     asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="gpu-hour-"))
     try:
@@ -71,6 +78,8 @@ def _house(folder: Path, site: devcluster.Site) -> running.Running:
 def _live(house: running.Running, asked: argparse.Namespace) -> dict[str, Any]:
     """Serve for a while under load, with two crashes; returns what was asked and answered."""
     house.up()
+    if asked.batch_tokens:
+        _submit(house, asked.batch_tokens)
     key, over = house.key, threading.Event()
     counts: collections.Counter[str] = collections.Counter()
     threads = [
@@ -92,6 +101,24 @@ def _live(house: running.Running, asked: argparse.Namespace) -> dict[str, Any]:
     for thread in threads:
         thread.join()
     return {"minutes": asked.minutes, **{name: counts[name] for name in sorted(counts)}}
+
+
+def _submit(house: running.Running, tokens: int) -> None:
+    """Submit a batch job that keeps every seat busy for longer than the run."""
+    lines = [
+        {
+            "custom_id": f"line-{number}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": clients.chat(LINE_TOKENS),
+        }
+        for number in range(-(-tokens // LINE_TOKENS))
+    ]
+    file = house.folder / "requests.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = house.command("fbatch", "--parsable", "--account=physics", str(file))
+    if done.code:
+        raise SystemExit(f"fbatch: {done.err}")
 
 
 def _client(
@@ -123,7 +150,7 @@ def _judge(state: Path, site: devcluster.Site, done: dict[str, Any]) -> int:
         wanted = expected(reading)
         leases = reports.lease_times(reading, reports.Scope(), reports.Filter())
         rows = reading.query("SELECT count(*) AS n, sum(output_tokens) AS out FROM usage")[0]
-        found, kinds, costs = _table(state)
+        found, kinds, costs, gaps = _table(state)
     wrong = {key for key in {*wanted, *found} if wanted[key] != found[key]}
     for key in sorted(wrong)[:20]:
         print(f"{key}: allocated {wanted[key]}, in the table {found[key]}")
@@ -151,6 +178,7 @@ def _judge(state: Path, site: devcluster.Site, done: dict[str, Any]) -> int:
         "leases_apart": [each.lease_id for each in apart],
         "leases_apart_before_launch_and_teardown": [each.lease_id for each in plainly],
         "costs": costs,
+        "gaps": gaps,
         "problems": problems,
     }
     print(json.dumps(result))
@@ -181,12 +209,46 @@ def expected(reading: books.Reading) -> "collections.Counter[Key]":
     return collections.Counter({key: amount for key, amount in sums.items() if amount})
 
 
-def _table(state: Path) -> tuple["collections.Counter[Key]", dict[str, int], dict[str, Any]]:
+def in_gaps(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return what batch got of the GPU time that callers left, by the table; None if it never ran.
+
+    Args:
+        rows: of the table `gpu_minutes`. The minutes in which batch began and ended are left out.
+    """
+    minutes = {
+        row["minute_us"]
+        for row in rows
+        if row["kind"] == "attributed" and row["tier"] == "batch" and row["gpu_us"]
+    }
+    within = {at for at in minutes if min(minutes) < at < max(minutes)}
+    sums: collections.Counter[str] = collections.Counter()
+    for row in rows:
+        if row["minute_us"] in within:
+            batch = row["kind"] == "attributed" and row["tier"] == "batch"
+            sums["batch" if batch else row["kind"]] += row["gpu_us"]
+    left = sums["batch"] + sums["idle"]
+    if not left:
+        return None
+    return {
+        "minutes": len(within),
+        "lent_gpu_s": round(sums["batch"] / 1e6, 3),
+        "left_gpu_s": round(left / 1e6, 3),
+        "share": round(sums["batch"] / left, 4),
+        "callers_gpu_s": round(sums["attributed"] / 1e6, 3),
+        "start_gpu_s": round(sums["start-up"] / 1e6, 3),
+        "waste_gpu_s": round(sums["waste"] / 1e6, 3),
+    }
+
+
+def _table(
+    state: Path,
+) -> tuple["collections.Counter[Key]", dict[str, int], dict[str, Any], dict[str, Any] | None]:
     folder = state / gpu_minutes.FOLDER
     hours = dict(gpu_minutes.hours(folder, 0, books.MAX_US))
     found: collections.Counter[Key] = collections.Counter()
     kinds: collections.Counter[str] = collections.Counter()
-    for row in gpu_sums.lines(folder, hours.values()):
+    rows = gpu_sums.lines(folder, hours.values())
+    for row in rows:
         found[row["lease_id"], row["replica_id"], row["minute_us"]] += row["gpu_us"]
         kinds[row["kind"] + (f" ({row['why']})" if row["why"] else "")] += row["gpu_us"]
     newest = hours[max(hours)].costs if hours else {}
@@ -195,6 +257,7 @@ def _table(state: Path) -> tuple["collections.Counter[Key]", dict[str, int], dic
         found,
         kinds,
         {model: dict(zip(names, cost, strict=True)) for model, cost in newest.items()},
+        in_gaps(rows),
     )
 
 

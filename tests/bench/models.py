@@ -23,7 +23,7 @@ import httpx
 import uvicorn
 from starlette import applications, requests, responses, routing
 
-from tests.bench import models_staging, report_marks
+from tests.bench import gateway_report, models_adapters, models_staging, report_marks
 from tests.integration.whole import running
 
 CLIENTS = 8
@@ -109,6 +109,7 @@ class Load:
 
     url: str
     key: str
+    clients: int = CLIENTS
     asked: int = 0
     failures: list[str] = dataclasses.field(default_factory=list)
     _ending: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -116,7 +117,10 @@ class Load:
 
     def start(self) -> None:
         """Begin to ask."""
-        self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(CLIENTS)]
+        # Daemons: a run that breaks off must not be kept alive by its callers.
+        self._threads = [
+            threading.Thread(target=self._run, args=(n,), daemon=True) for n in range(self.clients)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -151,7 +155,13 @@ class Load:
 
 
 class Bench:
-    """One installation, its external servers and what is measured there."""
+    """One installation, its external servers and what is measured there.
+
+    Attributes:
+        wait_s: longest wait for a rollout to come to a state.
+    """
+
+    wait_s = WAIT_S
 
     def __init__(self, house: running.Running) -> None:
         self.house = house
@@ -187,11 +197,13 @@ class Bench:
     def wait(self, *states: str) -> dict[str, Any]:
         """Return the rollout once it is in one of ``states``."""
         began = time.monotonic()
-        while time.monotonic() - began < WAIT_S:
+        while time.monotonic() - began < self.wait_s:
             (one,) = self.house.call("GET", "/admin/rollouts")["rollouts"]
             if one["state"] in states:
                 found: dict[str, Any] = one
                 return found
+            if one["state"] == "over":
+                raise AssertionError(f"over, and not {' or '.join(states)}: {one['reason']}")
             time.sleep(0.05)
         raise TimeoutError(f"rollout is not {' or '.join(states)} but {one}")
 
@@ -249,8 +261,8 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
         time.sleep(2.0)
         bench.load.stop()
         found |= {
-            "route_change_visible_s": _spread(seen),
-            "rollback_s": _spread(back),
+            "route_change_visible_s": spread(seen),
+            "rollback_s": spread(back),
             "automatic": automatic,
             "rollout": done["outcome"],
             "requests": bench.load.asked,
@@ -267,12 +279,25 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
     return found
 
 
-def _spread(values: list[float]) -> dict[str, float]:
+def spread(values: list[float]) -> dict[str, float]:
+    """Return the median and the ends."""
     return {
         "median": round(statistics.median(values), 3),
         "least": round(min(values), 3),
         "most": round(max(values), 3),
     }
+
+
+def judged(automatic: dict[str, Any]) -> list[str]:
+    """Return the table of versions that were taken back."""
+    return [
+        "| version | outcome | after its first request, s | requests it got | why |",
+        "| --- | --- | --- | --- | --- |",
+        *(
+            f"| {name} | {one['outcome']} | {one['seconds']} | {one['requests']} | {one['reason']} |"
+            for name, one in automatic.items()
+        ),
+    ]
 
 
 def section(found: dict[str, Any]) -> str:
@@ -291,13 +316,9 @@ def section(found: dict[str, Any]) -> str:
         f"| {what} | {unit} | {value['median']} | {value['least']} | {value['most']} |"
         for what, unit, value in rows
     ]
-    lines += ["", "| version | outcome | after its first request, s | requests it got | why |"]
-    lines += ["| --- | --- | --- | --- | --- |"]
     lines += [
-        f"| {name} | {one['outcome']} | {one['seconds']} | {one['requests']} | {one['reason']} |"
-        for name, one in automatic.items()
-    ]
-    lines += [
+        "",
+        *judged(automatic),
         "",
         f"{found['requests']} requests by {CLIENTS} streaming clients through all of it, "
         f"{found['failed_requests']} of them failed; {found['rounds']} rollbacks.",
@@ -310,15 +331,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gb", type=float, default=0.0, help="staging too, of so large a model")
+    parser.add_argument("--adapters", type=int, default=0, help="so many on real vLLM too")
+    parser.add_argument(
+        "--vllm", type=int, default=0, help="so many rounds on real vLLM and Slurm too"
+    )
     parser.add_argument("--report", type=Path, default=None, help="page to put the figures into")
     args = parser.parse_args()
+    at = gateway_report.on_machine(gateway_report.machine())
+
+    def told(name: str, text: str) -> None:
+        """Put a part's figures into the page at once: what breaks off later takes none of them along."""
+        text = f"{at}\n\n{text}"
+        print(text, flush=True)
+        if args.report is not None:
+            report_marks.put(args.report, name, text)
+
     with tempfile.TemporaryDirectory(prefix="forebay-bench-models-") as name:
         found = measure(Path(name), args.rounds)
+    told("rollouts", section(found))
     if args.gb:
         found["staging"] = models_staging.figures(args.gb, args.rounds)
         found["staging_mb_per_s"] = found["staging"]["staging_mb_per_s"]
-    if args.report is not None:
-        report_marks.put(args.report, "rollouts", section(found))
+        told("staging", models_staging.section(found["staging"]))
+    if args.adapters:
+        found["adapters"] = models_adapters.figures(args.adapters)
+        told("adapters", models_adapters.section(found["adapters"]))
+        found["adapter_load_ms"] = found["adapters"].pop("adapter_load_ms")
+    if args.vllm:
+        from tests.bench import models_vllm  # which stands on this module
+
+        found["vllm"] = models_vllm.measure(args.vllm)
+        found["failed_requests"] += found["vllm"]["failed_requests"]
+        told("rollouts on vLLM", models_vllm.section(found["vllm"]))
     print(json.dumps(found))
 
 

@@ -7,6 +7,7 @@ is moto's, in Python: what it serves bounds both. Sources are read from the page
 
 import argparse
 import json
+import logging
 import os
 import shutil
 import statistics
@@ -109,6 +110,7 @@ def figures(gb: float = 1.0, rounds: int = 5) -> dict[str, Any]:
         folder = Path(name)
         place = folder / "model"
         size = model(place, round(gb * 1000 * MB))
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each range
         server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         server.start()
         try:
@@ -144,6 +146,35 @@ def figures(gb: float = 1.0, rounds: int = 5) -> dict[str, Any]:
         "staging_cpu_s_per_gb": round(cpu_s / size * 1000 * MB, 2),
         "staging_kept_after_kill": round(kept, 3),
     }
+
+
+WAYS = {
+    "file": "Forebay, from a folder",
+    "copy": "a plain copy of the folder, with fsync",
+    "s3": "Forebay, from S3",
+    "s3_boto3": "boto3's own transfers from the same server, with fsync",
+}
+
+
+def section(found: Mapping[str, Any]) -> str:
+    """Return the figures as a table.
+
+    Args:
+        found: what `figures` returned.
+    """
+    lines = ["| way | MB/s, median | least | most |", "| --- | --- | --- | --- |"]
+    for way, told in WAYS.items():
+        one = found["staging_mb_per_s"][way]
+        lines.append(f"| {told} | {one['p50']} | {one['least']} | {one['most']} |")
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{found['staging_size_mb']} MB in {SHARDS} files, {found['staging_rounds']} rounds; "
+            f"{found['staging_cpu_s_per_gb']} CPU-seconds a GB from a folder. Of what a staging that was "
+            f"killed at half had noted, {found['staging_kept_after_kill']:.1%} were not fetched again.",
+        ]
+    )
 
 
 def _cpu(act: Callable[[], None]) -> float:

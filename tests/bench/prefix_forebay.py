@@ -21,7 +21,7 @@ import uvloop
 
 from engines import tinymodel
 from forebay import config as configs
-from forebay import installation, lifeline, services
+from forebay import doors, installation, lifeline
 from gateway import fingerprints
 from scheduler.contracts import clock, fleet, ids, ports, requests
 from scheduler.core import prefixes, router
@@ -48,7 +48,12 @@ class StandingFleet(ports.StaticFleet):
                 slurm_job_id="1",
                 node="n1",
                 spec=fleet.ReplicaSpec(
-                    "chat", "1", fleet.EngineKind.VLLM, seats=seats, max_context=tinymodel.CONTEXT
+                    "chat",
+                    "1",
+                    fleet.EngineKind.VLLM,
+                    seats=seats,
+                    reserved_seats=0,  # as the replicas were started
+                    max_context=tinymodel.CONTEXT,
                 ),
                 state=fleet.ReplicaState.SERVING,
                 role=fleet.Role.SHARED,
@@ -151,7 +156,7 @@ def main(folder: Path, secret_file: Path, seats: int, addresses: Sequence[str]) 
     def told(news: Mapping[str, str]) -> None:
         print(json.dumps({**news, "token": token}), flush=True)
 
-    uvloop.run(services.gateway(here, told))
+    uvloop.run(doors.gateway(here, told))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,15 @@ from tests.bench import (
     reclaim_report,
     reclaim_site,
     reclaim_swap,
+    reclaim_timeline,
     reclaim_trials,
+    reclaim_ttft,
 )
 from tests.integration.whole import running
 
 say = reclaim_trials.say
 LINES, TOKENS = 20_000, 200  # of a batch job that outlasts every trial
+WORDS = 150  # of a long prompt: some 500 tokens, half of what a sequence may have here
 
 
 def main() -> int:
@@ -35,20 +39,22 @@ def main() -> int:
     asked = _parser().parse_args()
     began = time.monotonic()
     result: dict[str, Any] = {"machine": gateway_report.machine()}
-    with reclaim_site.opened(rehearsed=asked.rehearse) as house:
-        result |= _rungs(house, asked)
-    if asked.rung2:
-        result["rung2"] = _spreads(reclaim_swap.measure(asked.rung2))
-    if asked.rounds:
+    beside: dict[str, Any] = {}
+    if asked.rounds:  # the short parts come first: what breaks them costs no long one
         say("batch beside vllm run-batch")
         compared = reclaim_peer.throughput(asked.lines, asked.rounds)
         rates = compared["tokens_per_s"]
         medians = {arm: statistics.median(each) for arm, each in rates.items()}
-        result["batch"] |= {
+        beside = {
             "throughput_vs_run_batch": round(medians["forebay"] / medians["run_batch"], 3),
             "tokens_per_s": rates,
             "file_wrong": compared["wrong"],
         }
+    if asked.rung2:
+        result["rung2"] = _spreads(reclaim_swap.measure(asked.rung2))
+    with reclaim_site.opened(rehearsed=asked.rehearse) as house:
+        result |= _rungs(house, asked)
+    result["batch"] |= beside
     result["minutes"] = round((time.monotonic() - began) / 60, 1)
     if asked.report and not asked.rehearse:
         asked.report.write_text(reclaim_report.page(result), encoding="utf-8")
@@ -81,10 +87,12 @@ def _rungs(house: reclaim_site.House, asked: argparse.Namespace) -> dict[str, An
     key = house.key
     trials = reclaim_trials.Trials(house, key)
     trials.quiet(3)  # the first answers of an engine are slow
-    quiet = trials.quiet(max(10, asked.trials // 4))
-    say("quiet is measured; batch begins")
-    jobs = [house.submit(key, name, LINES, TOKENS) for name in (running.MODEL, reclaim_site.DIGEST)]
+    reclaim_ttft.alone(house)
+    jobs = [house.submit(key, running.MODEL, LINES, TOKENS)]
     batch_us = time.time_ns() // 1_000
+    alone = {words: _turns(house, words, asked.trials) for words in (0, WORDS)}
+    reclaim_ttft.alone(house, resume=True)
+    jobs.append(house.submit(key, reclaim_site.DIGEST, LINES, TOKENS))
     rung0 = trials.rung0(asked.trials)
     rung1 = trials.rung1(asked.trials, rung0)
     rung3, peers, settings = _leases(trials, asked)
@@ -93,10 +101,18 @@ def _rungs(house: reclaim_site.House, asked: argparse.Namespace) -> dict[str, An
     return {
         "rung0": _spreads(rung0),
         "rung1": _spreads(rung1),
-        "rung3": _spreads(rung3),
-        "slurm_preemption_s": peers,
+        "rung3": _spreads(rung3) | {"stages_s": reclaim_timeline.table(rung3.stages)},
+        "slurm_preemption_s": {name: peers[name] for name in ("grace0", "grace3")},
+        "scancel_floor_s": peers["floor"],
         "slurm": settings,
-        "interactive_ttft_ms": {"quiet": spread(quiet), "spike": spread(rung0.ttft_ms)},
+        "interactive_ttft_ms": {
+            "quiet": spread(alone[0]["quiet"].ttft_ms),
+            "spike": spread(alone[0]["filled"].ttft_ms),
+            "quiet_long": spread(alone[WORDS]["quiet"].ttft_ms),
+            "spike_long": spread(alone[WORDS]["filled"].ttft_ms),
+            "spike_all": spread(rung0.ttft_ms),
+        },
+        "ttft_parts": {str(words): reclaim_ttft.told(arms) for words, arms in alone.items()},
         "batch": {
             "lost": sum(each["lost"] for each in ended),
             "duplicated": sum(each["duplicated"] for each in ended),
@@ -107,25 +123,42 @@ def _rungs(house: reclaim_site.House, asked: argparse.Namespace) -> dict[str, An
     }
 
 
+def _turns(house: reclaim_site.House, words: int, trials: int) -> dict[str, reclaim_ttft.Arm]:
+    """Return both arms of the time to first token, each with about a quarter as many crowds."""
+    say(f"time to first token, prompts of {words or 'a few'} words, batch held and not in turn")
+    turns = reclaim_ttft.Turns(house, reclaim_trials.RUNG0_CALLERS, words)
+    return turns.measure(max(1, trials // (4 * reclaim_ttft.CROWDS)))
+
+
 def _leases(
     trials: reclaim_trials.Trials, asked: argparse.Namespace
 ) -> tuple[reclaim_trials.Times, dict[str, Any], dict[str, str]]:
-    """Interleave rung 3 and Slurm's preemption without and with a grace time."""
+    """Interleave rung 3, Slurm's preemption without and with a grace time, and the floor of both.
+
+    Preemption without a grace time and the floor are measured while callers keep the same replicas busy.
+    With a grace time it takes so long that it runs beside the wait for the next trial's calm.
+    """
     found, orders = reclaim_trials.Times(), list[reclaim_trials.Order]()
-    took: dict[int, list[float]] = {0: [], 3: []}
+    took: dict[str, list[float]] = {"grace0": [], "grace3": [], "floor": []}
     since_us = time.time_ns() // 1_000
-    with reclaim_site.cluster(1) as site:
+    with reclaim_site.cluster(1) as site, futures.ThreadPoolExecutor(1) as beside:
         peer = reclaim_peer.Preemption(site)
         for number in range(asked.leases):
-            trials.rung3(number % 4 == 0, found, orders)
-            trials.calm()
-            took[0].append(peer.trial(0))
+            with found.bearing():
+                trials.rung3(number % 4 == 0, found, orders)
+            late = None
             if number * asked.peers // asked.leases < (number + 1) * asked.peers // asked.leases:
-                took[3].append(peer.trial(3))
-            say(f"preemption: {took[0][-1]:.2f} s; with a grace time {took[3][-1:]}")
+                late = beside.submit(peer.trial, 3)
+            trials.calm()
+            if late is not None:
+                took["grace3"].append(late.result())
+            with found.bearing(), trials.spike():
+                for name in ("grace0", "floor") if number % 2 == 0 else ("floor", "grace0"):
+                    took[name].append(peer.floor() if name == "floor" else peer.trial(0))
+            say("; ".join(f"{name} {each[-1]:.2f} s" for name, each in took.items() if each))
         settings = peer.settings()
     found.first_token_s = trials.first_tokens(orders, since_us)
-    return found, {f"grace{grace}": spread(each) for grace, each in took.items()}, settings
+    return found, {name: spread(each) for name, each in took.items()}, settings
 
 
 def recomputed(rows: Sequence[Mapping[str, Any]]) -> float:
@@ -148,6 +181,7 @@ def _spreads(times: reclaim_trials.Times) -> dict[str, Any]:
         "first_token_s": spread(times.first_token_s),
         "trials": times.trials,
         "failed": times.failed,
+        "late": times.late,
     }
 
 

@@ -19,6 +19,7 @@ from slurm_plugins import devcluster
 from tests.bench import batch, reclaim_site
 from tests.contract import engine_vllm, vllm_sink
 
+WAITED_S = 0.5  # the scheduler has seen the waiting job by then
 _SHOWN = ("SchedulerParameters", "KillWait", "PreemptType", "PreemptMode", "SchedulerType")
 
 
@@ -41,12 +42,32 @@ class Preemption:
     def trial(self, grace_s: int) -> float:
         """Return seconds from sbatch until the GPUs are the new job's."""
         self._run(["scontrol", "update", "PartitionName=backfill", f"GraceTime={grace_s}"])
-        low = self._sbatch("backfill", "--requeue")
-        reclaim_site.until(lambda: low in self._slurm.running("backfill"), "victim", 60)
+        low = self._victim()
         began_us = time.time_ns() / 1_000
         high = self._sbatch("serve")
+        return self._won(began_us, "serve", high, low)
+
+    def floor(self) -> float:
+        """Return seconds from scancel until the GPUs are those of a job that waited for them.
+
+        Nobody decides anything here, and the victim ends at once: less can't be had of this Slurm.
+        """
+        low = self._victim()
+        high = self._sbatch("backfill")
+        time.sleep(WAITED_S)
+        began_us = time.time_ns() / 1_000
+        self._run(["scancel", low])
+        return self._won(began_us, "backfill", high, low)
+
+    def _victim(self) -> str:
+        low = self._sbatch("backfill", "--requeue")
+        reclaim_site.until(lambda: low in self._slurm.running("backfill"), "victim", 60)
+        return low
+
+    def _won(self, began_us: float, partition: str, high: str, low: str) -> float:
+        """Wait until the second job runs; then clear the cluster."""
         ready_us = reclaim_site.until(
-            lambda: high in self._slurm.running("serve"), "winner", 60, reclaim_site.POLL_S
+            lambda: high in self._slurm.running(partition), "winner", 60, reclaim_site.POLL_S
         )
         for job in (high, low):
             self._run(["scancel", job])
@@ -78,13 +99,7 @@ async def _throughput(lines: int, rounds: int) -> dict[str, Any]:
         data.write_bytes(batch.written(lines, 11))
         server = engine_vllm.ForkServer(engine_vllm.NEWEST, folder)
         try:
-            engine = {
-                **batch.ARGUMENTS,
-                "kv-cache-memory-bytes": "16M",
-                "max-num-seqs": batch.SEATS,
-            }
-            # run-batch is told its sequences by an option of its own.
-            shared = {name: value for name, value in engine.items() if name != "max-num-seqs"}
+            engine = {**batch.ARGUMENTS, "kv-cache-memory-bytes": "16M"}
             spec = engine_vllm.spec(
                 folder,
                 seats=batch.SEATS,
@@ -95,7 +110,7 @@ async def _throughput(lines: int, rounds: int) -> dict[str, Any]:
                 home = folder / f"{arm}-{number}"
                 home.mkdir()
                 if arm == "run_batch":
-                    got = await batch.run_batch(home, data, Path(spec.weights), shared)
+                    got = await batch.run_batch(home, data, Path(spec.weights), engine)
                 else:
                     rows = {vllm_sink.ROWS: str(home / "rows.jsonl")}
                     replica = engine_vllm.listening(server, engine_vllm.begin(server, spec, rows))

@@ -12,6 +12,13 @@ _RUNGS = {
     "rung2": "2 swap (control path on CPUs)",
     "rung3": "3 lease",
 }
+_TTFT = {
+    "quiet": "replica alone, no batch",
+    "spike": "replica alone, batch on every seat that it may have",
+    "quiet_long": "the same, long prompts, no batch",
+    "spike_long": "the same, long prompts, batch",
+    "spike_all": "batch on all three replicas, which share the cores",
+}
 _PAGE = """\
 # Reclaiming GPUs from batch
 
@@ -25,6 +32,11 @@ model. `chat` has a replica in a protected lease (shared with batch) and one in 
 batch was lent; `digest` has one in a backfill lease and only batch uses it. Two batch jobs keep every
 seat of all three busy. Then callers come at once, and every trial waits until batch has all of it back.
 
+- Time to first token, {seat_callers} callers at once: first with the shared replica alone (the other nodes
+  drained, so that no other engine runs on these cores, as none would on a GPU node's): five crowds with
+  batch held off the model (`fctl hold`), five with it, and so on, each first in turn, one crowd each
+  {pace_s:g} s in both; with prompts of a few words and with prompts of {words} random words, which no
+  prefix cache holds. Then, in rung 0's trials, with batch on all three replicas.
 - Rung 0, {seat_callers} callers: the shared replica aborts its youngest batch sequences. Decision: from
   the request's arrival to its dispatch. Ready: from the order to the abort until the seat is free, by
   the replica's clock; every seat that a caller took from batch counts, those of rung 1's trials too,
@@ -37,12 +49,19 @@ seat of all three busy. Then callers come at once, and every trial waits until b
   broker is played by the bench, so there is no decision, and up to one tick (0.2 s) between the two
   orders is missing.
 - Rung 3, {lease_callers} callers, more than both replicas of the model have seats: `digest`'s lease is
-  taken back and a serve lease asked for in the same plan. Ready: until squeue (asked every {poll_ms:g}
-  ms) shows the new lease running on the freed GPUs. First token: on every fourth trial the callers stay
-  until the new replica answers; that is a cold start, imports and all.
-- Slurm's own preemption: a second cluster with the same settings, one node, interleaved with rung 3; a
-  job of partition `serve` takes the GPUs of one in `backfill` (PreemptMode=REQUEUE). From sbatch until
-  squeue shows it running. Its victim is `sleep`, which ends at once and journals nothing.
+  taken back and a serve lease asked for in the same plan. The order: when that plan is written down, or
+  when the old lease's agent says that it leaves, if that is earlier. Ready: until squeue (asked
+  every {poll_ms:g} ms) shows the new lease running on the freed GPUs. First token: on every fourth
+  trial the callers stay until the new replica answers; that is a cold start, imports and all. Here
+  and for its peers all processes in `chat`'s leases run at nice {nice}: Slurm's daemons and the broker
+  share no cores with engines on a cluster.
+- Slurm's own preemption: a second cluster with the same settings, one node, in turn with rung 3; a job of
+  partition `serve` takes the GPUs of one in `backfill` (PreemptMode=REQUEUE). From sbatch until squeue
+  shows it running. Its victim is `sleep`, which ends at once and journals nothing. Without a grace time it
+  is measured under the same spike: {role_callers} callers keep both replicas of `chat` busy. With one, the
+  kill waits for the controller's pass anyway, and it runs beside the wait for the next trial's calm.
+- The floor: `scancel` of that `sleep` while a job of its own partition waits for its GPUs, under the same
+  callers; from scancel until squeue shows the waiting job running. Nothing is decided, asked or saved.
 
 First tokens are the gateway's own usage rows. p99 of fewer than 100 trials is their maximum.
 
@@ -57,11 +76,26 @@ First tokens are the gateway's own usage rows. p99 of fewer than 100 trials is t
 Rung 3, worst of all trials, against the worst of Slurm's preemption: {ratio0} of it without a grace
 time, {ratio3} of it with GraceTime 3; medians: {median0} and {median3}.
 
+The floor, a bare scancel with a job that waits: p50 {floor_p50} s, at most {floor_max} s ({floor_n} times).
+
+Where rung 3's time goes, from the order (the plan is written down) on; the means add up to the whole:
+
+| until | mean, s | longest, s |
+| --- | --- | --- |
+{stages}
+
 | interactive time to first token, ms | n | p50 | p95 | p99 | max |
 | --- | --- | --- | --- | --- | --- |
 {ttft}
 
-p95 with batch over p95 without: {ttft_ratio}. Callers without a whole answer: {failed}.
+p95 with batch over p95 without: {ttft_ratio}; with long prompts {ttft_ratio_long}. Medians: {ttft_median}
+and {ttft_median_long}. Callers without a whole answer: {failed}.
+
+Where a caller's time goes with the replica alone, means in ms:
+
+| part | {part_arms} |
+| --- | {part_rule} |
+{parts}
 
 Batch: {lines} lines in two jobs, cancelled at the end; lost {lost}, told twice {duplicated} (over
 answers and errors of every line); {preempted} attempts aborted; {recomputed} of its tokens computed
@@ -75,8 +109,13 @@ again.
 
 {slurm}
 
-These are the same for both sides. The plan that takes a lease back also asks for the new one, so Slurm
-has the new job in its queue while the old one leaves, and starts it when the old one's epilog has run.
+These are the same for both sides. The plan that takes a lease back also asks for the new one, but that job
+goes to Slurm when the old lease's agent has said farewell ({give_way_s:g} s later at the latest). Sent at
+once, Slurm would preempt the old lease itself, and slurmd looks for the end of a job that it was told to
+kill only 0.02, 0.07, 0.17, 0.67, 1.67 and 2.67 s later (Slurm 22.05: a job that ends 0.25 s after SIGTERM
+frees its GPUs after 0.8 s, one that takes 0.8 s after 1.8 s, one that takes 1.8 s after 2.8 s). One that
+has ended by itself frees them at once. Slurm's preemption stays behind it for an agent that does not leave.
+
 A lease that is given back aborts batch at once (the gateway has every token that was sampled), its
 replicas' rows are synced, and then nothing is waited for: engines and the process that forks them are
 killed.
@@ -91,7 +130,8 @@ Two cores run everything here, the callers too."""
 
 def page(result: Mapping[str, Any]) -> str:
     """Return the report's text."""
-    from tests.bench import reclaim_site, reclaim_trials
+    from scheduler.runtime import lease_acts
+    from tests.bench import reclaim, reclaim_site, reclaim_trials, reclaim_ttft
 
     peers, rung3 = result["slurm_preemption_s"], result.get("rung3", {}).get("ready_s", {})
     ttft, batch = result["interactive_ttft_ms"], result["batch"]
@@ -113,13 +153,28 @@ def page(result: Mapping[str, Any]) -> str:
         ratio3=ratio(rung3, peers["grace3"], "max"),
         median0=ratio(rung3, peers["grace0"], "p50"),
         median3=ratio(rung3, peers["grace3"], "p50"),
+        nice=reclaim_site.NICE,
+        pace_s=reclaim_ttft.PACE_S,
+        words=reclaim.WORDS,
+        give_way_s=lease_acts.GIVE_WAY_S,
+        floor_n=result["scancel_floor_s"].get("n", 0),
+        floor_p50=_cell(result["scancel_floor_s"], "p50"),
+        floor_max=_cell(result["scancel_floor_s"], "max"),
+        stages="\n".join(
+            f"| {words} | {mean:.3f} | {longest:.3f} |"
+            for words, mean, longest in result.get("rung3", {}).get("stages_s", ())
+        ),
         ttft="\n".join(
             f"| {label} | {ttft[name].get('n', 0)} | "
             + " | ".join(_cell(ttft[name], key, 0) for key in ("p50", "p95", "p99", "max"))
             + " |"
-            for name, label in (("quiet", "no batch"), ("spike", "batch on every seat"))
+            for name, label in _TTFT.items()
         ),
         ttft_ratio=ratio(ttft["spike"], ttft["quiet"], "p95"),
+        ttft_ratio_long=ratio(ttft["spike_long"], ttft["quiet_long"], "p95"),
+        ttft_median=ratio(ttft["spike"], ttft["quiet"], "p50"),
+        ttft_median_long=ratio(ttft["spike_long"], ttft["quiet_long"], "p50"),
+        **_parts(result["ttft_parts"]),
         failed=sum(result.get(name, {}).get("failed", 0) for name in _RUNGS),
         lines=batch["lines"],
         lost=batch["lost"],
@@ -130,6 +185,35 @@ def page(result: Mapping[str, Any]) -> str:
         goals="\n".join(goals(result)),
         slurm="\n".join(f"- `{name}={value}`" for name, value in result["slurm"].items()),
     )
+
+
+def _parts(told: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the table of a caller's time: its head's arms, the rule below it, and its lines."""
+    from tests.bench import reclaim_ttft
+
+    columns = [
+        (
+            f"{'short' if words == '0' else 'long'}, {'no batch' if arm == 'quiet' else 'batch'}",
+            each,
+        )
+        for words, arms in told.items()
+        for arm, each in arms.items()
+    ]
+    lines = [
+        f"| {words} | " + " | ".join(f"{each['parts_ms'][part]:.1f}" for _, each in columns) + " |"
+        for part, words in reclaim_ttft.PARTS.items()
+    ]
+    for key, words in (
+        ("mean_ms", "**together**"),
+        ("step_ms", "(the engine's step, median)"),
+        ("batch_beside", "(batch sequences beside, mean)"),
+    ):
+        lines.append(f"| {words} | " + " | ".join(f"{each[key]:.1f}" for _, each in columns) + " |")
+    return {
+        "part_arms": " | ".join(label for label, _ in columns),
+        "part_rule": " | ".join("---" for _ in columns),
+        "parts": "\n".join(lines),
+    }
 
 
 def _rungs(result: Mapping[str, Any]) -> str:
@@ -199,12 +283,15 @@ def goals(result: Mapping[str, Any]) -> Sequence[str]:
             words = f"rung 3 {what} Slurm's own preemption, GraceTime={name.removeprefix('grace')}"
             lines.append(f"- {words} (medians): {_met(rung3['p50'], limit)}")
     ttft = result["interactive_ttft_ms"]
-    if ttft["quiet"]:
-        limit = 1.1 * ttft["quiet"]["p95"]
-        lines.append(f"- TTFT p95 within 1.1 of quiet, ms: {_met(ttft['spike'].get('p95'), limit)}")
+    for which, words in (("", "a few words"), ("_long", "long prompts")):
+        limit = 1.1 * ttft[f"quiet{which}"]["p95"]
+        met = _met(ttft[f"spike{which}"].get("p95"), limit)
+        lines.append(f"- TTFT p95 within 1.1 of quiet, replica alone, {words}, ms: {met}")
     share = result["batch"].get("throughput_vs_run_batch")
     if share is not None:
         lines.append(f"- 95 % of run-batch: {'met' if share >= 0.95 else 'missed'} ({share:.1%})")
+    late = sum(result.get(name, {}).get("late", 0) for name in _RUNGS)
+    lines.append(f"- every trial came to its end: {'met' if not late else f'missed ({late})'}")
     wrong = result["batch"]["lost"] + result["batch"]["duplicated"]
     lines.append(f"- no line lost or told twice: {'met' if not wrong else f'missed ({wrong})'}")
     return lines

@@ -6,30 +6,48 @@ shows the new lease running). First token: from the order to the first token of 
 by the gateway's own usage rows.
 """
 
+import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tests.bench import reclaim_site
+from tests.bench import reclaim_site, reclaim_timeline
 from tests.integration.whole import running
 
 CALM_S = 300.0  # a busy machine takes minutes to import vLLM
 RUNG0_CALLERS, RUNG1_CALLERS, RUNG3_CALLERS = 5, 14, 20
 GAP_S = 0.2
+MOST_LATE = 3
 
 
 @dataclasses.dataclass
 class Times:
-    """What the trials of one rung gave; `failed` counts callers without a whole answer."""
+    """What the trials of one rung gave.
+
+    `failed` counts callers without a whole answer, `late` trials that did not come to their end.
+    """
 
     decision_s: list[float] = dataclasses.field(default_factory=list)
     ready_s: list[float] = dataclasses.field(default_factory=list)
     first_token_s: list[float] = dataclasses.field(default_factory=list)
     ttft_ms: list[float] = dataclasses.field(default_factory=list)
+    stages: list[dict[str, float]] = dataclasses.field(default_factory=list)  # of rung 3
     failed: int = 0
     trials: int = 0
+    late: int = 0
+
+    @contextlib.contextmanager
+    def bearing(self) -> Iterator[None]:
+        """Bear a trial that takes too long, so that the others' figures are not lost; many are an error."""
+        try:
+            yield
+        except TimeoutError as error:
+            self.late += 1
+            say(f"a trial did not come to its end: {error}")
+            if self.late > MOST_LATE:
+                raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,32 +129,36 @@ class Trials:
         found, orders = Times(), list[Order]()
         began_us = time.time_ns() // 1_000
         for trial in range(trials):
-            self.calm()
-            (lent,) = (
-                r
-                for r in self._house.replicas()
-                if r["spec"]["model"] == running.MODEL and r["role"] == "batch"
-            )
-            peek = reclaim_site.Peek(self._house, lent)
-            before = peek.state()["stats"]["reclaim_ms"]
-            crowd = reclaim_site.Crowd(self._house, self._key, RUNG1_CALLERS, 40, again=True)
-            ready_us = reclaim_site.until(
-                lambda peek=peek: peek.state()["role"] != "batch",  # type: ignore[misc] # bound now
-                "role turned",
-                20,
-                reclaim_site.POLL_S,
-            )
-            crowd.leave()
-            after = peek.state()["stats"]["reclaim_ms"]
-            seats.ready_s += [ms / 1_000 for ms in fresh(before, after)]
-            peek.close()
-            order = self._ordered(crowd.began_us, "SetRole", "rung 1", lent["replica_id"])
-            found.decision_s.append((order["at_us"] - crowd.began_us) / 1e6)
-            found.ready_s.append((ready_us - order["at_us"]) / 1e6)
-            orders.append(Order(lent["replica_id"], order["at_us"]))
-            self._note(found, crowd, trial, trials, "rung 1")
+            with found.bearing():
+                crowd = self._turn(found, orders, seats)
+                self._note(found, crowd, trial, trials, "rung 1")
         found.first_token_s = first_tokens(orders, self._rows(began_us))
         return found
+
+    def _turn(self, found: Times, orders: list[Order], seats: Times) -> reclaim_site.Crowd:
+        """One trial of rung 1; returns its callers, who have left."""
+        self.calm()
+        (lent,) = (
+            r
+            for r in self._house.replicas()
+            if r["spec"]["model"] == running.MODEL and r["role"] == "batch"
+        )
+        with contextlib.closing(reclaim_site.Peek(self._house, lent)) as peek:
+            before = peek.state()["stats"]["reclaim_ms"]
+            crowd = reclaim_site.Crowd(self._house, self._key, RUNG1_CALLERS, 40, again=True)
+            try:
+                ready_us = reclaim_site.until(
+                    lambda: peek.state()["role"] != "batch", "role turned", 20, reclaim_site.POLL_S
+                )
+            finally:
+                crowd.leave()
+            after = peek.state()["stats"]["reclaim_ms"]
+        seats.ready_s += [ms / 1_000 for ms in fresh(before, after)]
+        order = self._ordered(crowd.began_us, "SetRole", "rung 1", lent["replica_id"])
+        found.decision_s.append((order["at_us"] - crowd.began_us) / 1e6)
+        found.ready_s.append((ready_us - order["at_us"]) / 1e6)
+        orders.append(Order(lent["replica_id"], order["at_us"]))
+        return crowd
 
     def rung3(self, to_first_token: bool, found: Times, orders: list[Order]) -> None:
         """More callers than the model has seats anywhere: another model's lease is taken back.
@@ -147,6 +169,7 @@ class Trials:
             orders: the order whose first token is to be looked up is added there.
         """
         self.calm()
+        self._house.give_way()
         held = self._slurm.running("serve")
         known = {lease["lease_id"] for lease in self._house.leases()}
         crowd = reclaim_site.Crowd(self._house, self._key, RUNG3_CALLERS, 64, again=True)
@@ -157,14 +180,40 @@ class Trials:
                 60,
                 reclaim_site.POLL_S,
             )
+            (new,) = self._slurm.running("serve") - held
             order = self._ordered(crowd.began_us, "CloseLease", "rung 3")
             if to_first_token:
                 orders.append(Order(self._answering(known), order["at_us"]))
         finally:
             crowd.leave()
-        found.decision_s.append((order["at_us"] - crowd.began_us) / 1e6)
-        found.ready_s.append((ready_us - order["at_us"]) / 1e6)
+        order_us = self._stages(found, order, ready_us, new)
+        found.decision_s.append((order_us - crowd.began_us) / 1e6)
+        found.ready_s.append((ready_us - order_us) / 1e6)
         self._note(found, crowd, found.trials, 0, "rung 3")
+
+    def _stages(self, found: Times, order: Mapping[str, Any], ready_us: float, new: str) -> float:
+        """Note what the logs say of the time from an order to its lease; return when it was, in µs."""
+        closed = next(
+            action["what"]
+            for action in order["actions"]
+            if action["act"] == "CloseLease" and "rung 3" in action["what"]
+        )
+        lease_id = closed.partition("lease_id=")[2].split()[0].rstrip(":")
+        (lease,) = (each for each in self._house.leases(ended=True) if each["lease_id"] == lease_id)
+        folder = self._house.state / "leases" / lease_id
+        logs = {
+            "agent": reclaim_timeline.read(folder, "job-*.log"),
+            "slot": reclaim_timeline.read(folder / "logs", "*.s?.log"),
+            "slurmctld": reclaim_timeline.read(self._house.site.logs, "slurmctld.log"),
+        }
+        jobs = (str(lease["slurm_job_id"]), new)
+        at = reclaim_timeline.ordered(order["at_us"] / 1e6, logs["agent"])
+        stages = reclaim_timeline.stages(at, ready_us / 1e6, jobs, logs)
+        if stages:
+            found.stages.append(stages)
+        else:
+            say(f"rung 3: the logs do not tell how job {jobs[0]} gave way to {new}")
+        return at * 1e6
 
     def _answering(self, known: set[str]) -> str:
         """Wait for a replica in a new lease that has an interactive caller; return its id."""
@@ -181,6 +230,24 @@ class Trials:
 
         reclaim_site.until(there, "caller answered in the new lease", 120, 0.2)
         return names[0]
+
+    @contextlib.contextmanager
+    def spike(self) -> Iterator[None]:
+        """Have as many callers as make both replicas of the model busy, without need of a lease."""
+        self.calm()
+        crowd = reclaim_site.Crowd(self._house, self._key, RUNG1_CALLERS, 64, again=True)
+        try:
+            reclaim_site.until(self._turned, "both replicas busy with callers", 60)
+            yield
+        finally:
+            crowd.leave()
+
+    def _turned(self) -> bool:
+        return all(
+            replica["role"] != "batch" and (replica["stats"] or {}).get("interactive", 0) > 0
+            for replica in self._house.replicas()
+            if replica["spec"]["model"] == running.MODEL
+        )
 
     def first_tokens(self, orders: Sequence[Order], since_us: int) -> list[float]:
         """Return seconds from each order to the first token on its replica."""

@@ -30,6 +30,10 @@ GOALS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "ttft": ("interactive TTFT p95 < 500 ms to 4k prompts", lambda r: r["ttft_ms"]["p95"] < 500),
     "speed": ("19 of 20 streams at >= 40 tokens/s", lambda r: r["tokens_per_s_p5"] >= 40),
     "answered": ("99.9 % answered, each model", lambda r: r["availability_min"] >= 0.999),
+    "gaps": (
+        ">= 95 % of the GPU time that callers left is lent to batch",
+        lambda r: (r["gaps"]["share"] or 0.0) >= 0.95,
+    ),
 }
 CHAT_GOALS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "ttft": ("TTFT p99 < 1 s", lambda r: r["ttft_ms"]["p99"] < 1000),

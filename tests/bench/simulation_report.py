@@ -37,6 +37,12 @@ what suffers is the speed of streams while replicas start. White in the picture 
 batch was done before the hour's next jobs came.
 """
 
+GAPS = """\
+Of a replica callers need the part of a 40 tokens/s step that their own prompts and tokens take, its base
+included; the rest, and every GPU without a replica, is left. Lent is what is left of replicas in which batch
+runs. Starts are neither; GPU time left while no batch job had work is apart too, for nobody could use it.
+"""
+
 CALIBRATION = """\
 `make bench-calibration REPORT=1` fits the step-time model to real vLLM (CPU build, the tiny model) on some
 loads and judges the simulator's engine by three others; TTFT p50 and tokens/s are to agree within 20 %.
@@ -96,6 +102,9 @@ def page(found: Mapping[str, Any], picture: str, machine: str) -> str:
         "In brackets GPU-hours of the simulated fleet. Successors that start beside their predecessors take "
         + ", ".join(f"{name} {r['overlap_gpu_h']:g}" for name, r in found["policies"].items())
         + " GPU-hours on top.",
+        "## Batch in the gaps",
+        GAPS,
+        _gaps(found),
         "## From order to ready, p50 / p99 in seconds (how often)",
         _table(
             ("policy", *full["reclaim_s"]),
@@ -117,6 +126,27 @@ def page(found: Mapping[str, Any], picture: str, machine: str) -> str:
         NOT_MEASURED,
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _gaps(found: Mapping[str, Any]) -> str:
+    """Return what batch got of the time that callers left, for every policy and the chat platform."""
+    rows = []
+    chat = {f"chat platform, {name}": each for name, each in found["chat_platform"].items()}
+    for name, result in (found["policies"] | chat).items():
+        gaps = result["gaps"]
+        why = ", ".join(f"{cause} {s / 3600:,.1f}" for cause, s in gaps["unlent_gpu_s"].items())
+        rows.append(
+            (
+                name,
+                f"{gaps['share']:.2%}" if gaps["share"] is not None else "",
+                f"{gaps['lent_gpu_s'] / 3600:,.1f} of {gaps['left_gpu_s'] / 3600:,.1f}",
+                why,
+                f"{gaps['start_gpu_s'] / 3600:,.1f}",
+                f"{gaps['no_work_gpu_s'] / 3600:,.1f}",
+            )
+        )
+    header = ("policy", "lent", "GPU-hours", "not lent", "starts", "left without batch work")
+    return _table(header, rows)
 
 
 def _cpu_s(found: Mapping[str, Any]) -> float:

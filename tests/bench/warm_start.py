@@ -27,6 +27,7 @@ from typing import Any
 
 from engines import tinymodel
 from scheduler.contracts import frames
+from tests.bench import gateway_report, warm_start_report
 from tests.contract import engine_vllm
 from tests.integration import lease_site
 
@@ -159,8 +160,13 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--cold", type=int, default=3)
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--report", type=Path, help="write the report there")
     asked = parser.parse_args()
+    machine = gateway_report.machine()
     found = run(lambda: figures(asked.trials, asked.cold, compiled=asked.compiled))
+    found = {"machine": machine, **found}
+    if asked.report:
+        asked.report.write_text(warm_start_report.page(found), encoding="utf-8")
     print(json.dumps(found))
     return 0
 

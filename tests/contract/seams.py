@@ -81,13 +81,22 @@ def check(
     rest: Sequence[frames.Frame],
     gap_after: Callable[[Sequence[int]], float],
 ) -> bool:
-    """Check that a cut answer and its rest are the whole one: text, ids, chunks, usage and end.
+    """Check that an answer cut behind so many frames and its rest are the whole one; see `check_parts`."""
+    return check_parts(whole, [*whole[:cut], *rest], gap_after)
+
+
+def check_parts(
+    whole: Sequence[frames.Frame],
+    both: Sequence[frames.Frame],
+    gap_after: Callable[[Sequence[int]], float],
+) -> bool:
+    """Check that what several replicas said is the whole answer: text, ids, chunks, usage and end.
 
     Returns:
         Whether they are; False: the two best tokens at the first difference are closer than `TIE`, as
         ``gap_after`` the ids before it says, and the size of a batch decides between them.
     """
-    both = [*whole[:cut], *rest]
+    cut = [frame.kind.name for frame in both]
     pairs = zip(ids(both), ids(whole), strict=False)
     differs = next((n for n, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
     if differs is not None:
@@ -96,8 +105,8 @@ def check(
         return False
     assert text(both) == text(whole), cut
     assert ids(both) == ids(whole), cut
-    assert rest[-1].kind is frames.Kind.END, rest[-1]
-    end, want = frames.End.parse(rest[-1].payload), frames.End.parse(whole[-1].payload)
+    assert both[-1].kind is frames.Kind.END, both[-1]
+    end, want = frames.End.parse(both[-1].payload), frames.End.parse(whole[-1].payload)
     assert end == want, cut
     ours, theirs = chunks(both), chunks(whole)
     assert len({chunk["created"] for chunk in ours}) == 1, cut

@@ -36,7 +36,7 @@ def replica(
 @contextlib.contextmanager
 def client(replica: engine_vllm.Replica) -> Iterator[openai.OpenAI]:
     with (
-        openai.DefaultHttpxClient(trust_env=False, timeout=60) as http,
+        openai.DefaultHttpxClient(trust_env=False, verify=False, timeout=60) as http,
         openai.OpenAI(
             base_url=f"{replica.url}/v1",
             api_key=engine_vllm.SECRET,
@@ -79,7 +79,7 @@ async def test_through_a_gateway(
     behind = harness.make_replica("r1", address=replica.address, secret_file=str(secret))
     async with (
         harness.gateway(harness.make_view([behind])) as served,
-        openai.DefaultAsyncHttpxClient(trust_env=False, timeout=60) as http,
+        openai.DefaultAsyncHttpxClient(trust_env=False, verify=False, timeout=60) as http,
         openai.AsyncOpenAI(
             base_url=f"{served.http}/v1", api_key="ann", http_client=http, max_retries=0
         ) as api,

@@ -4,6 +4,7 @@ On the simulated engine and on each vLLM version that has an environment here.
 """
 
 import asyncio
+import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -75,8 +76,13 @@ def check(
     """Cut an answer, ask for the rest, compare; a tie between two tokens is counted and let pass."""
     rest = go_on(ask, path, body, seams.beginning(whole[:cut]))
     if not seams.check(whole, cut, rest, lambda ids: seams.gap(ask, ids)):
-        TIES.append(f"{path} cut {cut}")
-        assert len(TIES) <= 12, f"too many to be chance: {TIES}"
+        tie(f"{path} cut {cut}")
+
+
+def tie(where: str) -> None:
+    """Count a tie."""
+    TIES.append(where)
+    assert len(TIES) <= 12, f"too many to be chance: {TIES}"
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -120,6 +126,27 @@ def test_a_second_seam_is_like_the_first(ask: Ask) -> None:
     both = [*whole[:cut], *rest]
     later = cut + 1 + 5
     check(ask, CHAT, body, both, later)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_several_seams_anywhere(ask: Ask, path: str) -> None:
+    """Before the first token too, with a stop string that may lie across each of them."""
+    chance = random.Random(path)
+    plain = seams.text(ask(path, asked(path)))
+    middle = 2 * len(plain) // 3
+    body = asked(path, stop=[plain[middle : middle + 5], plain[2:5] + "\u2603"])
+    whole = ask(path, body)
+    for _ in range(2):
+        said: list[frames.Frame] = []
+        rest = whole
+        for _ in range(3):
+            ends = [
+                n for n, frame in enumerate(rest) if b'"finish_reason":"' in seams.compact(frame)
+            ]
+            said += rest[: chance.randint(1, max(1, ends[0]))]
+            rest = go_on(ask, path, body, seams.beginning(said))
+        if not seams.check_parts(whole, [*said, *rest], lambda ids: seams.gap(ask, ids)):
+            tie(f"{path} at several seams")
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

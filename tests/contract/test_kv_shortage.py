@@ -9,7 +9,8 @@ from scheduler.contracts import frames, requests
 from tests.contract import engine_vllm
 
 COMPLETIONS = requests.Endpoint.COMPLETIONS.value
-TOKENS = 320
+TOKENS = 240
+LONGER = 480  # of batch: it begins first, and a busy machine may let it get far ahead
 
 
 @pytest.fixture(scope="module", params=[engine_vllm.NEWEST, engine_vllm.BEFORE])
@@ -20,11 +21,11 @@ def server(
     return engine_vllm.shared(request, request.param, tmp_path_factory)
 
 
-def line(prompt: str) -> dict[str, Any]:
+def line(prompt: str, tokens: int) -> dict[str, Any]:
     return {
         "model": "chat",
         "prompt": prompt,
-        "max_tokens": TOKENS,
+        "max_tokens": tokens,
         "ignore_eos": True,
         "temperature": 0,
     }
@@ -37,7 +38,7 @@ def ids_of(found: list[frames.Frame]) -> list[int]:
 def test_batch_gives_its_blocks_and_the_interactive_answer_is_as_alone(
     server: engine_vllm.ForkServer,
 ) -> None:
-    """Four sequences that need twice the cache: the interactive one, begun last, ends first.
+    """Four sequences that need more than the cache: the interactive one, begun last, ends first.
 
     Without priorities the engine takes the blocks of the newest sequence, which is the interactive one.
     """
@@ -48,23 +49,26 @@ def test_batch_gives_its_blocks_and_the_interactive_answer_is_as_alone(
     begun = engine_vllm.begin(server, spec)
     replica = engine_vllm.listening(server, begun)
     try:
-        alone = ids_of(engine_vllm.ask(replica, COMPLETIONS, line("Go"))[0])
+        alone = ids_of(engine_vllm.ask(replica, COMPLETIONS, line("Go", TOKENS))[0])
         kv = replica.state()["stats"]
-        assert TOKENS < kv["kv_blocks"] * kv["kv_block_tokens"] < 3 * TOKENS
+        room = kv["kv_blocks"] * kv["kv_block_tokens"]
+        assert LONGER < room < 4 * TOKENS, (
+            "all four can't reach the interactive one's length together"
+        )
         ended: list[str] = []
 
-        def run(name: str, prompt: str, tier: str) -> list[int]:
-            found, _ = engine_vllm.ask(replica, COMPLETIONS, line(prompt), tier=tier)
+        def run(name: str, prompt: str, tokens: int, tier: str) -> list[int]:
+            found, _ = engine_vllm.ask(replica, COMPLETIONS, line(prompt, tokens), tier=tier)
             ended.append(name)
             return ids_of(found)
 
         before = replica.state()["stats"]["output_tokens_total"]
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            lines = [pool.submit(run, f"b{n}", f"Line {n}", "batch") for n in range(3)]
+            lines = [pool.submit(run, f"b{n}", f"Line {n}", LONGER, "batch") for n in range(3)]
             replica.until(lambda state: state["stats"]["output_tokens_total"] >= before + 30)
-            urgent = pool.submit(run, "urgent", "Go", "interactive")
+            urgent = pool.submit(run, "urgent", "Go", TOKENS, "interactive")
             assert urgent.result(60) == alone
-            assert [len(one.result(60)) for one in lines] == [TOKENS] * 3
+            assert [len(one.result(60)) for one in lines] == [LONGER] * 3
         assert ended[0] == "urgent"
         assert replica.state()["kv_preemptions"] >= 1
     finally:

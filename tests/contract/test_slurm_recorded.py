@@ -115,5 +115,27 @@ def test_rest_accounting() -> None:
     assert found["root", "root"].admin
 
 
+@pytest.mark.parametrize("parser", rest_versions.ADAPTERS)
+@pytest.mark.parametrize(
+    ("name", "typed", "shared"),
+    [
+        ("shard", "shard:a100", {"shard": 3}),
+        ("mps", "mps:a100", {"mps": 3}),
+        ("gpu", "gpu:a100", {}),
+    ],
+)
+def test_parts_of_gpus_in_rest_accounting(
+    parser: str, name: str, typed: str, shared: dict[str, int]
+) -> None:
+    """They were read from sacct alone: over REST leases on shards stayed without Slurm's figure."""
+    value = json.loads(_read("22.05.8", "rest-0.0.38-db-job.json"))
+    (raw,) = value["jobs"]
+    others = [entry for entry in raw["tres"]["allocated"] if entry["type"] != "gres"]
+    asked = [{"type": "gres", "name": each, "id": 1002, "count": 3} for each in (name, typed)]
+    raw["tres"]["allocated"] = others + asked
+    (run,) = rest_versions.ADAPTERS[parser].runs(value, ids.SlurmJobId(str(raw["job_id"])))
+    assert (dict(run.shared), run.gpus) == (shared, None if shared else 3)
+
+
 def test_every_recorded_parser_has_an_adapter() -> None:
     assert {parser for _, parser in REST} == set(rest_versions.ADAPTERS)

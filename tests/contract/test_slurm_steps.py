@@ -23,13 +23,16 @@ class Site:
     launcher: ports.StepLauncher
     folder: Path
 
-    async def start(self, script: str, name: str = "log", gpus: int = 2) -> ports.Step:
+    async def start(
+        self, script: str, name: str = "log", gpus: int = 2, node: int | None = None
+    ) -> ports.Step:
         return await self.launcher.start(
             ["/bin/sh", "-c", script],
             gpus=gpus,
             cpus=1,
             env={"FOO": "b 'a' $r"},
             log=self.folder / name,
+            node=node,
         )
 
     async def text(self, ends: str, name: str = "log") -> str:
@@ -87,6 +90,47 @@ async def test_steps_have_gpus_of_their_own_and_give_them_back(site: Site) -> No
     assert (await site.text("gpus=", "fourth")).split("gpus=")[1].split()[0] == gpus[0]
     await second.kill()
     await second.wait()
+
+
+@pytest.mark.parametrize("kind", ["local", pytest.param("srun", marks=pytest.mark.slurm)])
+async def test_a_step_goes_to_the_node_that_is_named(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "local":
+        told = '{"n1": "0,1", "n2": "2,3"}'
+        local = Site(steps.LocalLauncher(nodes=told), tmp_path)
+        await _over_two_nodes(local, ["n1", "n2"])
+        with pytest.raises(slurm.SlurmRefused, match="none is number 2"):
+            await local.start("true", "none", gpus=0, node=2)
+        return
+    where = request.getfixturevalue("slurm_site")
+    port = cli.CliClient(where.slurm_conf)
+    tmp_path.chmod(0o755)
+    subject = slurm_subject.Subject(port, tmp_path, True, True, True, "physics")
+    spec = dataclasses.replace(subject.spec("sleep 300"), nodes=2, cpus_per_node=2)
+    job_id = await asyncio.to_thread(lambda: port.submit(spec).job_id)
+    try:
+        await asyncio.to_thread(subject.until, job_id, slurm_subject.running)
+        (job,) = (one for one in port.jobs() if one.job_id == job_id)
+        monkeypatch.setenv("SLURM_CONF", str(where.slurm_conf))
+        site = Site(steps.SrunLauncher(job_id, start_timeout_s=6.0), tmp_path)
+        await _over_two_nodes(site, list(job.nodes))
+    finally:
+        port.cancel(job_id)
+        await asyncio.to_thread(subject.until, job_id, slurm_subject.final)
+
+
+async def _over_two_nodes(site: Site, nodes: list[str]) -> None:
+    told = "echo node=$SLURMD_NODENAME gpus=$CUDA_VISIBLE_DEVICES READY; sleep 60"
+    begun = [await site.start(told, f"on-{place}", node=place) for place in (1, 0)]
+    said = [(await site.text("READY", f"on-{place}")).split("node=")[1].split() for place in (0, 1)]
+    assert [words[0] for words in said] == nodes
+    assert [words[1].count(",") for words in said] == [1, 1], "each has the GPUs of its own node"
+    with pytest.raises(slurm.SlurmUnavailable):
+        await site.start("true", "third", gpus=1, node=0)
+    for step in begun:
+        await step.kill()
+        await step.wait()
 
 
 async def test_terminate_lets_the_task_say_goodbye(site: Site) -> None:

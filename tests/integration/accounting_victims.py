@@ -1,15 +1,12 @@
 """Processes that the crash tests start and kill.
 
-``write STATE`` appends and syncs attempts for ever and prints the number of each acknowledged one;
 ``ship STATE N`` runs one pass of the shipper and is killed at its N-th step on the file system;
 ``steps STATE`` runs one whole pass and prints how many such steps it has; ``compact STATE N`` is killed at
 the N-th step of a compaction, ``roll STATE N`` at the N-th statement of a rollup's pass (-1: never, and the
 number of steps is printed); ``keep STATE`` ships, rolls up and compacts for ever.
 """
 
-import asyncio
 import contextlib
-import itertools
 import os
 import signal
 import sys
@@ -18,31 +15,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from accounting import books, compact, rolling, rollup, ship, spool
+from accounting import books, compact, rolling, rollup, ship
 from scheduler.contracts import clock
 from tests.unit.accounting import samples
 
 STEPS = ("open", "write", "fsync", "rename", "unlink", "mkdir")
-WRITERS = 8
 LATER = clock.FakeClock(samples.NOON + 5 * samples.DAY_US)
-
-
-async def write(state: Path, prefix: str) -> None:
-    """Write attempts as a busy gateway does: OPEN, CLOSE, and an acknowledgement after the sync."""
-    sink = spool.Spool(state / "spool" / "g", "g", segment_bytes=1, clock=clock.SystemClock())
-    numbers = itertools.count()
-
-    async def client() -> None:
-        while True:
-            number = next(numbers)
-            sink.ready()
-            sink.append(samples.row("open", f"q{prefix}{number}"))
-            await asyncio.sleep(0)
-            sink.append(samples.row("close", f"q{prefix}{number}", output_tokens=number))
-            await sink.sync()
-            os.write(1, f"{prefix}{number}\n".encode())
-
-    await asyncio.gather(*[client() for _ in range(WRITERS)])
+# Some hours after the samples: the first day is over and the second goes on.
+HOURS_LATER = clock.FakeClock(samples.NOON + samples.DAY_US + samples.DAY_US // 8)
 
 
 class Fatal:
@@ -78,10 +58,10 @@ def shipping(state: Path, fatal: int) -> int:
 
 
 def compacting(state: Path, fatal: int) -> int:
-    """Run a compaction; returns the steps taken."""
+    """Run a compaction of a day and of an hour of the next; returns the steps taken."""
     steps = Fatal(fatal)
     steps.guard_files()
-    compact.compact(state, LATER, piece_rows=30)
+    compact.compact(state, HOURS_LATER, piece_rows=30, loose_files=1)
     return steps.taken
 
 
@@ -114,6 +94,7 @@ def keep(state: Path) -> None:
     while True:
         ship.ship(state, clock.SystemClock())
         rolling.roll(records, LATER)
+        compact.compact(state, HOURS_LATER, loose_files=1)
         compact.compact(state, LATER)
 
 
@@ -121,9 +102,7 @@ def main() -> None:
     """Do what the arguments say."""
     state = Path(sys.argv[2])
     passes = {"ship": shipping, "compact": compacting, "roll": rolling_up}
-    if sys.argv[1] == "write":
-        asyncio.run(write(state, "".join(sys.argv[3:])))
-    elif sys.argv[1] == "keep":
+    if sys.argv[1] == "keep":
         keep(state)
     else:
         name, fatal = (sys.argv[1], int(sys.argv[3])) if len(sys.argv) > 3 else ("ship", -1)

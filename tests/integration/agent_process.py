@@ -20,7 +20,14 @@ class FreeLauncher(steps.LocalLauncher):
     """Starts slots as Slurm does: their parent is not the agent, and its death does not end them."""
 
     async def start(
-        self, argv: Sequence[str], *, gpus: int, cpus: int, env: Mapping[str, str], log: Path
+        self,
+        argv: Sequence[str],
+        *,
+        gpus: int,
+        cpus: int,
+        env: Mapping[str, str],
+        log: Path,
+        node: int | None = None,
     ) -> steps.LocalStep:
         return steps.LocalStep(children.spawn(argv, env={**os.environ, **env}, log=log), self)
 

@@ -26,10 +26,7 @@ CHUNK = 512  # tokens of prefill in a step: what makes long prompts bearable for
 POISON = 7  # a prompt that begins with this id kills the engine that computes it
 REVIVE_S = 5.0
 PUBLISH_S = 0.2
-TEAMS = {
-    name: requests.Caller(name, name, f"key-{name}", tuple(requests.Tier))
-    for name in ("quiet", "noisy")
-}
+NAMES = ("quiet", "noisy")
 
 
 class _Core(core.SimulatedCore):
@@ -54,6 +51,7 @@ class One:
     name: str
     secret_file: Path
     secret: str
+    chunk: int
     address: str = ""
     incarnation: int = 0
     lives: int = 0
@@ -66,7 +64,7 @@ class One:
             "chat",
             "1",
             fleet.EngineKind.SIMULATED,
-            engine_args={"max-num-batched-tokens": CHUNK},
+            engine_args={"max-num-batched-tokens": self.chunk},
             seats=SEATS,
             max_context=CONTEXT,
         )
@@ -74,7 +72,7 @@ class One:
     async def live(self, clock: virtualtime.Clock) -> None:
         """Run one engine after the other, as a slot's supervisor does."""
         options = core.Options(
-            model="chat", seats=SEATS, max_context=CONTEXT, kv_blocks=16_384, budget=CHUNK
+            model="chat", seats=SEATS, max_context=CONTEXT, kv_blocks=16_384, budget=self.chunk
         )
         while True:
             engine = replica.Simulated(options, clock)
@@ -149,17 +147,32 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def running(tmp: Path, **options: Any) -> AsyncIterator[Site]:
-    """Serve until the block ends; call inside `virtualtime.run`."""
+async def running(
+    tmp: Path, *, chunk: int = CHUNK, one_team: bool = False, **options: Any
+) -> AsyncIterator[Site]:
+    """Serve until the block ends; call inside `virtualtime.run`.
+
+    Args:
+        tmp: a folder.
+        chunk: tokens of prefill in a step of the engines.
+        one_team: both loads are of one team, and so take turns by deadline alone.
+        options: the gateway's settings.
+    """
     clock = virtualtime.Clock(asyncio.get_running_loop())
     replicas = []
     for number in range(REPLICAS):
         file = tmp / f"r{number}.secret"
-        replicas.append(One(f"r{number}", file, private.new_secret(file)))
+        replicas.append(One(f"r{number}", file, private.new_secret(file), chunk))
+    teams = {
+        name: requests.Caller(
+            "both" if one_team else name, name, f"key-{name}", tuple(requests.Tier)
+        )
+        for name in NAMES
+    }
     source, sink = ports.StaticFleet(), usage.MemorySink()
     deps = dependencies.Dependencies(
         settings=settings.GatewaySettings(http_port=0, grpc_port=0, **options),
-        authenticator=ports.StaticKeys(TEAMS),
+        authenticator=ports.StaticKeys(teams),
         fleet=source,
         sink=sink,
         clock=clock,
@@ -186,7 +199,7 @@ async def running(tmp: Path, **options: Any) -> AsyncIterator[Site]:
         try:
             yield Site(bound.getsockname()[1], replicas, sink, gateway, clock)
         finally:
-            http.should_exit = True
+            http.stop()
             await serving
             for task in tasks:
                 task.cancel()

@@ -22,6 +22,7 @@ from engines.slot import children
 from scheduler.contracts import frames, wire
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
+from slurm_plugins import steps
 from tests.unit.engines import asgi
 
 TOKEN = "control-token"
@@ -204,6 +205,7 @@ def desired(
     weights: str = "",
     model: str = "m",
     asleep: bool = False,
+    parking: str = "",
     **args: Any,
 ) -> pb.ReplicaDesired:
     """Return a simulated replica that takes 5 ms a step; with ``weights`` it is vLLM's."""
@@ -218,6 +220,7 @@ def desired(
         reserved_seats=1,
         max_context=2048,
         gpus=gpus,
+        tuning_json=json.dumps({"parking": parking}) if parking else "",
     )
     return pb.ReplicaDesired(
         replica_id=replica_id, spec=engine, role=role, run=run, drain_s=drain_s, asleep=asleep
@@ -229,10 +232,22 @@ async def opened(
     folder: Path,
     *,
     devices: str = "0,1",
+    nodes: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> AsyncIterator[Site]:
-    """Start a broker and an agent; at the end nothing of them lives."""
+    """Start a broker and an agent; at the end nothing of them lives.
+
+    Args:
+        folder: everything lies there.
+        devices: the lease's two GPUs.
+        nodes: pretended ones and the GPUs of each, of a lease over several.
+        env: more of the agent's environment.
+        **options: [engines] settings.
+    """
+    several = (
+        {} if nodes is None else {steps.NODES: json.dumps(nodes), "SLURMD_NODENAME": min(nodes)}
+    )
     broker = Broker()
     server = grpc.aio.server(options=wire.SERVER_OPTIONS)
     control_pb2_grpc.add_AgentLinkServicer_to_server(broker, server)
@@ -255,6 +270,7 @@ async def opened(
         slot_argv=(*python, "engines.slot"),
         replica_argv=(*python, "engines.replica"),
         sink_factory="tests.integration.file_sink:factory",
+        nodes=len(nodes or "1"),
         options=settings.EnginesSettings(
             gpu_lock_dir=folder / "gpus", **{"term_s": 2.0, "grace_s": 10.0, **options}
         ),
@@ -269,6 +285,7 @@ async def opened(
         "FOREBAY_LEASE_STARTED_US": str(time.time_ns() // 1_000),
         "FOREBAY_TEST_ROWS": str(folder / "rows"),
         "SLURM_JOB_ID": "4711",
+        **several,
         **(env or {}),
     }
     with (folder / "agent.log").open("wb") as log:

@@ -24,6 +24,7 @@ from accounting import (
     schema,
     ship,
     spool,
+    tokens,
 )
 from scheduler.contracts import clock
 from tests.integration import accounting_victims
@@ -36,7 +37,10 @@ LONG_SEEDS = range(20, 520)
 
 @contextlib.contextmanager
 def victim(*argv: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "tests.integration.accounting_victims", *argv]
+    module, *words = (
+        ("accounting_writer", *argv[1:]) if argv[0] == "write" else ("accounting_victims", *argv)
+    )
+    command = [sys.executable, "-m", f"tests.integration.{module}", *words]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         try:
             yield process
@@ -234,15 +238,27 @@ def shipped(
     return state, prepared[1]
 
 
+@pytest.fixture(scope="module")
+def steps(
+    shipped: tuple[Path, set[str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, int]:
+    """How many steps a compaction and a rollup of `shipped` have."""
+    trial = tmp_path_factory.mktemp("trial")
+    found = {
+        what: steps_of(what, shutil.copytree(shipped[0], trial / what))
+        for what in ("compact", "roll")
+    }
+    assert min(found.values()) > 20
+    return found
+
+
 @pytest.mark.parametrize("part", range(6))
 def test_a_compaction_killed_at_any_step_leaves_every_row_once(
-    part: int, shipped: tuple[Path, set[str]], tmp_path: Path
+    part: int, shipped: tuple[Path, set[str]], steps: dict[str, int], tmp_path: Path
 ) -> None:
     source, names = shipped
-    steps = steps_of("compact", shutil.copytree(source, tmp_path / "trial"))
-    assert steps > 20
     state = shutil.copytree(source, tmp_path / "state")
-    with victim("compact", str(state), str(part * steps // 6 + 1)) as process:
+    with victim("compact", str(state), str(part * steps["compact"] // 6 + 1)) as process:
         assert process.wait(60) == -signal.SIGKILL
     assert Counter(name for name, _, _ in closed(state)) == Counter(names)
     compact.compact(state, accounting_victims.LATER)
@@ -252,14 +268,12 @@ def test_a_compaction_killed_at_any_step_leaves_every_row_once(
 
 @pytest.mark.parametrize("part", range(6))
 def test_a_leader_killed_in_a_rollup_leaves_its_effect_once_s8(
-    part: int, shipped: tuple[Path, set[str]], tmp_path: Path
+    part: int, shipped: tuple[Path, set[str]], steps: dict[str, int], tmp_path: Path
 ) -> None:
     """S8: whoever leads next does the period again, and it counts once."""
     source, names = shipped
-    steps = steps_of("roll", shutil.copytree(source, tmp_path / "trial"))
-    assert steps > 20
     state = shutil.copytree(source, tmp_path / "state")
-    with victim("roll", str(state), str(part * steps // 6 + 1)) as process:
+    with victim("roll", str(state), str(part * steps["roll"] // 6 + 1)) as process:
         assert process.wait(60) == -signal.SIGKILL
     for _ in range(2):
         assert rolled_up(state) == len(names)
@@ -272,28 +286,40 @@ def steps_of(what: str, state: Path) -> int:
         return int(process.stdout.read())
 
 
-def test_readings_beside_shipping_and_compaction_see_each_row_once(tmp_path: Path) -> None:
-    read_beside_compaction(tmp_path, 1_000)
+AHEAD = pytest.mark.parametrize(
+    "ahead_us", [5 * samples.DAY_US, samples.DAY_US // 8], ids=["days", "hours"]
+)
+
+
+@AHEAD
+def test_readings_beside_shipping_and_compaction_see_each_row_once(
+    ahead_us: int, tmp_path: Path
+) -> None:
+    read_beside_compaction(tmp_path, 500, ahead_us)
 
 
 @pytest.mark.long
-def test_ten_thousand_readings_beside_compaction_see_each_row_once(tmp_path: Path) -> None:
-    read_beside_compaction(tmp_path, 10_000)
+@AHEAD
+def test_ten_thousand_readings_beside_compaction_see_each_row_once(
+    ahead_us: int, tmp_path: Path
+) -> None:
+    read_beside_compaction(tmp_path, 10_000, ahead_us)
 
 
-class Days(clock.SystemClock):
-    """The machine's clock, set some days after the samples."""
+class Later(clock.SystemClock):
+    """The machine's clock, set some time after the samples."""
 
-    _ahead_us = accounting_victims.LATER.wall_us() - clock.SystemClock().wall_us()
+    def __init__(self, ahead_us: int) -> None:
+        self._ahead_us = samples.NOON + ahead_us - super().wall_us()
 
     def wall_us(self) -> int:
         """Return the time there, UTC µs."""
         return super().wall_us() + self._ahead_us
 
 
-def read_beside_compaction(tmp_path: Path, readings: int) -> None:
-    """Read again and again while rows are shipped and days compacted."""
-    now = Days()
+def read_beside_compaction(tmp_path: Path, readings: int, ahead_us: int) -> None:
+    """Read again and again while rows are shipped and days, or hours of a day that goes on, compacted."""
+    now = Later(ahead_us)
     stop = threading.Event()
     written: list[str] = []
     failures: list[BaseException] = []
@@ -307,11 +333,11 @@ def read_beside_compaction(tmp_path: Path, readings: int) -> None:
                 for _ in range(4):
                     sink = spool.Spool(tmp_path / "spool" / "w", "w", clock=now)
                     for _ in range(3):
-                        sink.append(samples.row("close", f"q{len(written)}"))
+                        sink.append(samples.row("close", f"q{len(written)}", output_tokens=1))
                         written.append(f"q{len(written)}")
                     sink.close()
                     ship.ship(tmp_path, now)
-                compactions += compact.compact(tmp_path, now).files_after
+                compactions += compact.compact(tmp_path, now, loose_files=1).files_after
                 # The files that it replaced are unlinked a generation later, as by a clock that ran on.
                 later = clock.FakeClock(now.wall_us() + 2 * ship.RETIRED_US)
                 if compactions % 5 == 0:
@@ -332,6 +358,9 @@ def read_beside_compaction(tmp_path: Path, readings: int) -> None:
                     names = [row["request_id"] for row in reading.query("SELECT * FROM usage_rows")]
             else:
                 names = names_in(kept, counted)
+            if turn % 200 == 100:
+                summed = tokens.take(kept, [(0, books.MAX_US)], ("team",)).sums
+                assert sure <= sum(each.output_tokens for each in summed) <= len(written)
             assert len(names) == len(set(names))
             assert set(written[:sure]).issubset(names) if turn % 20 == 0 else len(names) >= sure
     finally:

@@ -24,7 +24,7 @@ def kinds(found: list[frames.Frame]) -> list[frames.Kind]:
 
 
 def pid_of(site: lease_site.Site, mark: str, value: str) -> int:
-    return next(processes.marked({mark: value}))
+    return next(processes.marked({mark: value, processes.LEASE: site.lease_id}))
 
 
 def whole(value: object) -> int:

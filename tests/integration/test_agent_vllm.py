@@ -25,7 +25,7 @@ async def test_a_forked_replica_serves_gives_way_and_dies_with_its_agent(
     weights = engine_vllm.spec(tmp_path).weights
     python = str(engine_vllm.python(engine_vllm.NEWEST))
     async with lease_site.opened(tmp_path, vllm_python=python, fork_server="on") as site:
-        wish = {"weights": weights, **engine_vllm.ARGUMENTS}
+        wish = {"weights": weights, "parking": "level-1", **engine_vllm.ARGUMENTS}
         site.want(lease_site.desired(**wish))
         replica = await site.serving()
         assert {"fork server", "engine"} <= set(replica.phases_s)
@@ -57,7 +57,7 @@ async def test_a_forked_replica_serves_gives_way_and_dies_with_its_agent(
 async def _parked_and_woken(
     site: lease_site.Site, wish: dict[str, Any], alone: list[frames.Frame]
 ) -> None:
-    """Rung 2 on CPUs, where vLLM's own sleep frees nothing: another model takes the same GPUs meanwhile."""
+    """Rung 2 on CPUs: vLLM's own sleep frees nothing, is found out, and the process ends instead."""
     site.want(lease_site.desired(**wish))
     await site.broker.until(lambda r: r.slots[0].replicas[0].role == "shared")
     batch = asyncio.create_task(site.ask(await site.serving(), "b2", "batch", 2000))
@@ -65,7 +65,12 @@ async def _parked_and_woken(
     before, whole = _memory(site, "Private_Dirty:"), _memory(site, "Pss:")
 
     site.want(lease_site.desired(asleep=True, **wish))
-    await site.broker.until(lambda r: lease_site.state(r, "r-1") == "asleep")
+    report = await site.broker.until(lambda r: lease_site.state(r, "r-1") == "asleep")
+    assert (
+        report.slots[0]
+        .replicas[0]
+        .reason.startswith("parked by the end of its process: nothing was freed")
+    )
     assert frames.Error.parse((await batch)[-1].payload).code == "preempted"
     left = _memory(site, "Pss:")
     own = sum(before[pid] for pid in before.keys() - left.keys())

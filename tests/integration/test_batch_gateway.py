@@ -4,13 +4,18 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from accounting import merge
 from batch_jobs import intake, journal, model, results, routes
 from forebay import api as clients
+from forebay import batch_site
 from scheduler.contracts import clock, frames, resume, usage
 from tests.unit.batch_jobs import world
 from tests.unit.gateway import harness
@@ -39,7 +44,8 @@ async def site(tmp_path: Path, script: harness.Script) -> AsyncIterator[Site]:
     router = routes.router(
         store, state_dir=tmp_path, options=world.QUICK, clock=clock.SystemClock()
     )
-    async with harness.one_replica(script, routers=(router,)) as (served, replica):
+    ended = functools.partial(batch_site.ended, store, clock.SystemClock())
+    async with harness.one_replica(script, routers=(router,), job_ended=ended) as (served, replica):
         api = clients.GatewayApi(served.http, clients.Credential(key="ann"))
         yield Site(tmp_path, store, served, replica, api)
     store.close()
@@ -156,6 +162,48 @@ async def test_fcancel_frees_the_replica_at_once(tmp_path: Path) -> None:
     assert job.state is model.State.CANCELLED
     assert job.counts == model.Counts(total=3, failed=3)
     assert len(world.file_lines(tmp_path, 1, results.ERRORS)) == 3
+
+
+@pytest.mark.parametrize("how", ["cancelled", "out of time", "runner gone"])
+async def test_what_its_team_gave_up_it_pays_and_what_a_runner_left_it_does_not(
+    tmp_path: Path, how: str
+) -> None:
+    """Three lines have computed 5 prompt tokens and 2 of their answers each when they are left."""
+    told: list[str] = []
+
+    async def script(received: harness.Received, out: harness.Out) -> None:
+        await out.send(harness.PROMPT, frames.Frame.of(frames.Kind.DATA, b"", (7, 8)))
+        told.append(received.identity.custom_id)
+        await out.gone()
+
+    (tmp_path / "requests.jsonl").write_bytes(world.many(3))
+    path = intake.job_folder(tmp_path, 1) / results.JOURNAL
+    async with site(tmp_path, script) as here:
+        async with here.runner():
+            assert (await here.command("fbatch", "requests.jsonl")).code == 0
+            await harness.until(lambda: len(told) == 3 and len(partials(path, 3)) == 3)
+            if how == "cancelled":
+                assert (await here.command("fcancel", "1")).code == 0
+            elif how == "out of time":
+                here.store.update(1, {"deadline_us": 1})
+            if how != "runner gone":
+                assert (await here.store.ended(1)).counts.failed == 3
+        await here.served.idle()
+        bill = [row for row in here.served.sink.rows if isinstance(row, usage.UsageRow)]
+    paid = [row for row in merge.merge(bill) if row.payer is usage.Payer.TEAM]
+    assert len(merge.merge(bill)) == 3
+    if how == "runner gone":
+        assert paid == []
+        return
+    assert len(paid) == 3
+    for row in paid:
+        assert row.outcome is usage.Outcome.CANCELLED
+        assert (row.uncached_prompt_tokens + row.cached_prompt_tokens, row.output_tokens) == (5, 2)
+
+
+def partials(path: Path, lines: int) -> Collection[int]:
+    """Return the lines of which a journal has a beginning."""
+    return journal.recover(path, lines).partials if path.exists() else ()
 
 
 async def test_a_line_goes_on_from_its_tokens_after_preemption_loss_and_a_new_runner(

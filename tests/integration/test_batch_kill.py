@@ -113,6 +113,7 @@ async def test_killed_anywhere_nothing_is_lost_and_nothing_comes_twice(
 
 
 async def test_b4_killed_at_27_of_64_then_cancelled(tmp_path: Path) -> None:
+    """B4: 27 answers stay, 37 lines are batch_cancelled, and the job ends."""
     store = world.open_store(tmp_path)
     async with world.ScriptedGateway().running() as gateway:
         gateway.stuck = {f"c{n}" for n in range(28, LINES + 1)}

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import os
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import openai
 import pytest
 import sqlalchemy as sa
 
-from batch_jobs import files, model, openai_api, openai_shape, results, routes, tables
+from batch_jobs import files, intake, model, openai_api, openai_shape, results, routes, tables
 from forebay import api as clients
 from scheduler.contracts import clock, ports, requests
 from tests.unit.batch_jobs import world
@@ -239,7 +241,9 @@ async def test_a_batch_that_is_put_back_stays_in_progress_there(tmp_path: Path) 
             api = clients.GatewayApi(here.served.http, clients.Credential(key="root"))
             await asyncio.to_thread(api.call, "PATCH", "/forebay/v1/jobs/1", json={"comment": "x"})
             await asyncio.to_thread(api.call, "POST", "/forebay/v1/jobs/1/requeue")
-            assert (await until(root, made.id, lambda b: True)).status == "in_progress"
+            # The runner puts it back when it next looks: answers that come before would end it instead.
+            put_back = await until(root, made.id, lambda b: here.store.must(1).requeues == 1)
+            assert put_back.status == "in_progress"
             release.set()
             done = await until(client, made.id, ended)
         assert done.status == "completed"
@@ -316,6 +320,32 @@ async def test_a_teams_storage_has_its_bound_and_deleting_makes_room(tmp_path: P
             await other.files.create(file=("d", data), purpose="batch")
         await client.files.delete(one.id)
         await client.files.create(file=("c", data), purpose="batch")
+
+
+async def test_a_teams_queued_tokens_have_their_bound_at_this_door_too(tmp_path: Path) -> None:
+    data = world.line("a", max_tokens=600)
+    async with site(tmp_path, team_queued_tokens=1_000) as here, here.client() as client:
+        one = await submit(client, data)
+        with pytest.raises(openai.RateLimitError, match="1000 tokens queued"):
+            await submit(client, data)
+        assert [batch.id async for batch in client.batches.list()] == [one.id]
+        await client.batches.cancel(one.id)
+
+
+async def test_results_that_are_deleted_are_gone_and_make_room(tmp_path: Path) -> None:
+    """Their journal holds every answer too, and what it takes counts."""
+    async with site(tmp_path) as here, here.client() as client:
+        async with here.runner():
+            done = await until(client, (await submit(client, world.many(3))).id, ended)
+        assert done.output_file_id is not None
+        folder = intake.job_folder(tmp_path, 1)
+        before = here.store.must(1).stored_bytes
+        await client.files.delete(done.output_file_id)
+        assert not any(b"choices" in path.read_bytes() for path in folder.iterdir())
+        left = sum(path.stat().st_size for path in folder.iterdir())
+        assert here.store.must(1).stored_bytes == left < before
+        with pytest.raises(openai.NotFoundError):
+            await client.files.content(done.output_file_id)
 
 
 async def test_a_whole_file_that_breaks_the_rules_is_a_failed_batch(
@@ -423,3 +453,26 @@ async def test_what_has_expired_is_swept_away(tmp_path: Path) -> None:
         assert (again.status, again.output_file_id) == ("completed", None)
         assert here.store.must(1).stored_bytes == 0
         assert here.store.must(1).state is model.State.COMPLETED
+
+
+async def test_what_no_job_knows_is_swept_when_a_jobs_files_would_be(tmp_path: Path) -> None:
+    """What an insert left that was undone, and uploads of gateways that were killed, were there for ever."""
+    store = world.open_store(tmp_path)
+    kept = files.Files(store, tmp_path)
+    mine = await asyncio.to_thread(world.AppApi(store, tmp_path).submit, world.many(1))
+    old, new, broken = (tmp_path / intake.FOLDER / name for name in ("77", "78", "incoming-x"))
+    for folder, age_s in ((old, 7_200), (new, 60), (broken, 90_000)):
+        folder.mkdir()
+        (folder / results.INPUT).write_bytes(world.many(1))
+        at = time.time() - age_s
+        for path in (folder / results.INPUT, folder):
+            os.utime(path, (at, at))
+    os.utime(intake.job_folder(tmp_path, mine), (1, 1))
+    now = clock.SystemClock().wall_us()
+    assert files.sweep(kept, store, tmp_path, now, keep_s=0) == []
+    assert [path.exists() for path in (old, new, broken)] == [True, True, False]
+    (word,) = files.sweep(kept, store, tmp_path, now, keep_s=3_600)
+    assert "of no job" in word
+    assert [path.exists() for path in (old, new)] == [False, True]
+    assert intake.job_folder(tmp_path, mine).exists()
+    store.close()

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import sqlalchemy.exc
 
-from batch_jobs import finishing, intake, journal, lines, model, results, runner
+from batch_jobs import finishing, intake, journal, journal_writer, lines, model, results, runner
+from scheduler.contracts import errors
 from tests.unit.batch_jobs import world
 
 
@@ -81,6 +82,7 @@ async def test_results_come_in_input_order_if_asked(stage: Stage) -> None:
 
 
 async def test_b2_three_bad_lines_cost_no_other_line(stage: Stage) -> None:
+    """B2: bad UTF-8, an over-long prompt and an array for an object fail alone, by their numbers."""
     rows = world.many(1000).splitlines(keepends=True)
     rows[2] = rows[2].replace(b"user", b"us\xffer")
     rows[699] = b"[1, 2]\n"
@@ -99,6 +101,7 @@ async def test_b2_three_bad_lines_cost_no_other_line(stage: Stage) -> None:
 
 
 async def test_b3_counts_agree_with_the_files(stage: Stage) -> None:
+    """B3: counts are the lines of each file; a 4xx stands in the error file alone."""
     for bad in ("c2", "c8"):
         stage.gateway.script[bad] = [world.TOO_LONG]
     job = await stage.run(world.many(9))
@@ -110,6 +113,7 @@ async def test_b3_counts_agree_with_the_files(stage: Stage) -> None:
 
 
 async def test_b3_all_lines_failed_leaves_no_output_file(stage: Stage) -> None:
+    """B3: completed, no output file, and who waits for it hears that nothing came of it."""
     for n in range(1, 4):
         stage.gateway.script[f"c{n}"] = [world.TOO_LONG]
     job = await stage.run(world.many(3))
@@ -118,16 +122,30 @@ async def test_b3_all_lines_failed_leaves_no_output_file(stage: Stage) -> None:
     folder = intake.job_folder(stage.state_dir, 1)
     assert not (folder / results.OUTPUT).exists()
     assert len(stage.errors(1)) == 3
+    said = await asyncio.to_thread(
+        world.run_command, "fqueue", ["--wait", "-j", "1"], stage.api, stage.state_dir
+    )
+    assert said.code == 1
+    assert "0 of 3 lines answered, 3 failed" in said.err
 
 
 async def test_b6_preemptions_never_count_against_the_cap(stage: Stage) -> None:
+    """B6: twelve preemptions and two real failures end well, and never held, under a cap of three."""
     stage.gateway.script["c1"] = [world.PREEMPTED] * 12 + [world.Reply(500, "internal")] * 2
     stage.gateway.script["c2"] = [world.SHED] * 12 + [world.CUT] * 2
-    job = await stage.run(world.many(3))
-    assert job.state is model.State.COMPLETED
+    job_id = await stage.submit(world.many(3))
+    options = dataclasses.replace(world.QUICK, retry_cap=3)
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url, options):
+        job = await stage.store.ended(job_id)
+    assert (job.state, job.held, job.requeues) == (model.State.COMPLETED, "", 0)
     assert job.counts == model.Counts(total=3, ok=3, preempted=12, retried=4)
     assert stage.gateway.calls["c1"] == 15
     assert stage.gateway.calls["c2"] == 15
+    told = {"c1": list[str | None](), "c2": list[str | None](), "c3": list[str | None]()}
+    for headers in stage.gateway.headers:
+        told[headers["X-Forebay-Custom-Id"]].append(headers.get("X-Forebay-Preempted"))
+    assert told["c1"] == [None, *map(str, range(1, 13)), "12", "12"], "each try says how often"
+    assert {*told["c2"], *told["c3"]} == {None}
 
 
 async def test_a_line_that_fails_too_often_is_given_up_with_its_last_error(stage: Stage) -> None:
@@ -206,6 +224,59 @@ async def test_lines_that_find_no_room_are_offered_again_until_they_do(stage: St
     assert sum(stage.gateway.calls.values()) == 300 + 29 * 3
 
 
+async def test_a_fleet_without_room_is_offered_few_lines_again_and_not_all_in_turn(
+    stage: Stage,
+) -> None:
+    enough = asyncio.Event()
+
+    async def count(custom_id: str) -> None:
+        if sum(stage.gateway.calls.values()) >= 200:
+            enough.set()
+
+    stage.gateway.before = count
+    stage.gateway.script = {f"c{n}": [world.SHED] * 200 for n in range(1, 301)}
+    job_id = await stage.submit(world.many(300))
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
+        await enough.wait()
+        assert len(stage.gateway.calls) <= world.QUICK.first_window
+        stage.gateway.script.clear()
+        job = await stage.store.ended(job_id)
+    assert job.counts == model.Counts(total=300, ok=300)
+
+
+async def test_a_team_without_quota_says_so_and_slows_no_other(stage: Stage) -> None:
+    spent = world.Reply(429, errors.QuotaExceeded.code)
+    stage.gateway.script = {f"c{n}": [spent] * 10_000 for n in range(1, 301)}
+    poor = await stage.submit(world.many(300))
+    stage.api.caller = dataclasses.replace(world.ALICE, team="chemistry", user="bob")
+    other = await stage.submit(b"".join(world.line(f"b{n}") for n in range(300)))
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
+        assert (await stage.store.ended(other)).counts.ok == 300
+        job = await stage.store.until(poor, lambda job: job.reason != model.Reason.NONE)
+        assert job.reason == model.Reason.GROUP_TOKENS
+        stage.gateway.script.clear()
+        job = await stage.store.ended(poor)
+    assert job.counts == model.Counts(total=300, ok=300)
+
+
+async def test_a_job_that_waits_for_its_teams_lines_says_so(stage: Stage) -> None:
+    taken = asyncio.Event()
+
+    async def note(custom_id: str) -> None:
+        if stage.gateway.in_flight == 2:
+            taken.set()
+        await asyncio.Event().wait()
+
+    stage.gateway.before = note
+    options = dataclasses.replace(world.QUICK, team_lines=2)
+    await stage.submit(world.many(3))
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url, options):
+        await taken.wait()
+        waits = await stage.submit(world.line("w"))
+        job = await stage.store.until(waits, lambda job: job.reason == model.Reason.GROUP_LINES)
+    assert (job.state, stage.gateway.peak) == (model.State.RUNNING, 2)
+
+
 async def test_a_small_job_is_not_starved_by_a_big_one(stage: Stage) -> None:
     order: list[str] = []
 
@@ -279,14 +350,14 @@ async def test_a_full_disk_stops_dispatch_and_loses_nothing(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "_RETRY_S", 0.01)
-    real, refusals = journal.Writer.commit, iter(range(20))
+    real, refusals = journal_writer.Writer.commit, iter(range(20))
 
-    def commit(writer: journal.Writer) -> None:
+    def commit(writer: journal_writer.Writer) -> None:
         if stage.gateway.calls and next(refusals, None) is not None:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(writer)
 
-    monkeypatch.setattr(journal.Writer, "commit", commit)
+    monkeypatch.setattr(journal_writer.Writer, "commit", commit)
     job = await stage.run(world.many(50))
     assert next(refusals, None) is None
     assert job.counts == model.Counts(total=50, ok=50)
@@ -321,7 +392,7 @@ async def test_a_journal_that_can_not_be_opened_now_keeps_the_job_waiting(
 ) -> None:
     real, refusals = runner.open_journal, iter(range(3))
 
-    def refuse(job: model.BatchJob, folder: Path) -> journal.Writer:
+    def refuse(job: model.BatchJob, folder: Path) -> journal_writer.Writer:
         if next(refusals, None) is not None:
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(job, folder)
@@ -348,6 +419,41 @@ async def test_a_job_that_could_not_be_started_lets_go_of_its_journal(
         job = await stage.store.ended(await stage.submit(world.many(3)))
     assert next(refusals, None) is None
     assert job.counts == model.Counts(total=3, ok=3)
+
+
+async def test_a_move_whose_answer_was_lost_is_not_made_twice(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The registry's connection breaks behind each commit: the runner ended over the second try."""
+    lost: list[model.Event] = []
+
+    def move(job: model.BatchJob, event: model.Event, **changes: Any) -> model.BatchJob:
+        moved = real_move(job, event, **changes)
+        if event not in lost:
+            lost.append(event)
+            raise sqlalchemy.exc.OperationalError("update", {}, Exception("connection lost"))
+        return moved
+
+    real_move = stage.store.move
+    monkeypatch.setattr(stage.store, "move", move)
+    monkeypatch.setattr(finishing, "_AGAIN_S", 0.01)
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url) as task:
+        job = await stage.store.ended(await stage.submit(world.many(3)))
+        other = await stage.store.ended(await stage.submit(world.many(2)))
+        assert not task.done()
+    assert lost == [model.Event.START, model.Event.DRAINED, model.Event.PUBLISHED]
+    assert (job.counts.ok, other.counts.ok) == (3, 2)
+
+
+async def test_a_job_whose_refusals_rot_holds_up_no_other(stage: Stage) -> None:
+    bad = await stage.submit(world.many(2) + b"no json\n")
+    (intake.job_folder(stage.state_dir, bad) / intake.REJECTS).write_bytes(b'{"number": 1')
+    good = await stage.submit(world.many(3))
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
+        rotten, done = [await stage.store.ended(job_id) for job_id in (bad, good)]
+    assert (rotten.state, rotten.reason) == (model.State.FAILED, model.Reason.LAUNCH_FAILED)
+    assert f"{intake.REJECTS} is damaged" in rotten.detail
+    assert done.counts == model.Counts(total=3, ok=3)
 
 
 async def test_a_journal_that_rots_before_it_is_published_fails_the_job(

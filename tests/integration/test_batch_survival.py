@@ -9,7 +9,6 @@ import functools
 import random
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -106,21 +105,16 @@ def answers(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(laptop_house: running.Running) -> Iterator[Site]:
     """An installation that has answered the file once, undisturbed."""
-    folder: Path = tmp_path_factory.mktemp("survival")
-    slurm = {"client": "embedded", "embedded_kill_wait_s": 5.0}
-    house = running.Running(folder, slurm)
-    try:
-        house.up()
-        made = Site(house, stores.Store(database.Database(database.sqlite_url(house.state))))
-        job, good, bad = made.run(())
-        assert (job.counts.ok, bad) == (LINES, [])
-        made.undisturbed = answers(good)
-        yield made
-        made.store.close()
-    finally:
-        house.close()
+    laptop_house.up()
+    store = stores.Store(database.Database(database.sqlite_url(laptop_house.state)))
+    made = Site(laptop_house, store)
+    job, good, bad = made.run(())
+    assert (job.counts.ok, bad) == (LINES, [])
+    made.undisturbed = answers(good)
+    yield made
+    made.store.close()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -49,7 +49,8 @@ async def test_nonsense_ends_its_own_link_and_nothing_else(site: brokersite.Site
         ((lease_id, agent),) = site.agents.items()
         bad = pb.LeaseReport()
         bad.CopyFrom(agent.report)
-        bad.slots[0].state = "on fire"
+        stranger = bad.slots[0].replicas.add(replica_id="r-x", state="serving")
+        stranger.spec.engine, stranger.spec.engine_args_json = "simulated", "on fire"
         link = Link(channel, site.folder)
         await link.say(bad)
         assert await link.end() is grpc.StatusCode.INVALID_ARGUMENT

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.contracts import fleet, ids
+from scheduler.contracts import fleet, ids, observed
 from scheduler.core import actions, plan
 from scheduler.runtime import broker, config, settings, snapshots
 from tests import brokersite
@@ -100,7 +100,9 @@ async def test_a_model_that_nobody_asks_for_is_parked_where_the_lease_has_memory
 
     async def asked(leader: broker.Leader, requests_s: int, ticks: int) -> None:
         for tick in range(ticks):
-            load = fleet.Demand("chat", {}, {"interactive": requests_s}, 0.0, (), requests_s * tick)
+            load = observed.Demand(
+                "chat", {}, {"interactive": requests_s}, 0.0, (), requests_s * tick
+            )
             leader.live.absorb_demand("g1", {"chat": load}, site.clock.monotonic())
             await site.step(leader, 1.0)
 
@@ -109,6 +111,12 @@ async def test_a_model_that_nobody_asks_for_is_parked_where_the_lease_has_memory
         assert list(site.running().values()) == ["serving"]
         (held,) = snapshots.collect(leader.live, site.clock, options).leases
         assert held.park_gb == 20.0
+        (entry,) = leader.live.leases.values()
+        whole = entry.lease
+        entry.lease = dataclasses.replace(whole, hardware=fleet.Hardware("shard", parts=4))
+        (parts,) = snapshots.collect(leader.live, site.clock, options).leases
+        assert parts.park_gb == 5.0, "four shards are one GPU, and Slurm was asked for its memory"
+        entry.lease = whole
         await asked(leader, 0, 120)
         assert list(site.running().values()) == ["asleep"]
         (held,) = snapshots.collect(leader.live, site.clock, options).leases

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.contracts import clock, errors, fleet
+from scheduler.contracts import clock, errors, observed
 from scheduler.core import rollouts
 from scheduler.runtime import broker, client
 from scheduler.runtime.models import rolls, service
@@ -28,8 +28,8 @@ def declared(site: brokersite.Site) -> service.Site:
     return service.Site(site.registry, site.clock)
 
 
-def trials(version: str, count: int, **changes: object) -> list[fleet.Trial]:
-    found = fleet.Trial("chat", version, False, 50.0, 5.0)
+def trials(version: str, count: int, **changes: object) -> list[observed.Trial]:
+    found = observed.Trial("chat", version, False, 50.0, 5.0)
     return [dataclasses.replace(found, **changes)] * count  # type: ignore[arg-type]
 
 
@@ -130,6 +130,41 @@ async def test_trials_come_from_gateways_over_the_link(site: brokersite.Site) ->
                 rung = leader.live.heard.current()
         await source.close()
         assert list(leader.live.trials) == trials("v1", 3)
+
+
+async def test_what_copies_found_comes_over_the_link_and_is_left_for_all(
+    site: brokersite.Site,
+) -> None:
+    async with site.lead() as leader:
+        await site.settle(leader)
+        here = declared(site)
+        service.add(here, ("version", "chat", "v2"), V2, WISH)
+        shadow = {"shadow": {"version": "v2", "percent": 5}}
+        service.update(here, ("route", "chat", ""), shadow, WISH)
+        for _ in range(20):
+            await site.step(leader)
+        assert sorted(item.spec.version for item in leader.view().replicas) == ["v1", "v2"]
+        assert leader.view().routes["chat"].shadow == "v2"
+        good = observed.Fared(False, 50.0, 5.0, 100.0, 11)
+        source = client.FleetClient(site.folder, "g1", clock.SystemClock())
+        source.compared(
+            [observed.Copied("chat", "v1", "v2", good, good, observed.Match.SAME)],
+            [observed.CopiesDropped("chat", "v2", "busy", 2)] * 2,
+        )
+        source.start()
+        async with asyncio.timeout(30):
+            rung = leader.live.heard.current()
+            while not leader.live.shadows.told(leader.live.routes)[0]["copies"]:
+                await rung.wait()
+                rung = leader.live.heard.current()
+        await source.close()
+        for _ in range(15):
+            await site.step(leader)
+        fact = site.registry.journal.fact("shadows")
+        assert fact is not None
+        (told,) = fact.body["shadows"]
+        assert (told["version"], told["copies"], told["same"]) == ("v2", 1, 1)
+        assert told["dropped"] == {"busy": 4}
 
 
 async def test_a_new_leader_goes_on_with_a_rollout(site: brokersite.Site) -> None:

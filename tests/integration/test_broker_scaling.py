@@ -4,18 +4,19 @@ import dataclasses
 import datetime
 from pathlib import Path
 
-from scheduler.contracts import fleet, ports, requests
+from scheduler.contracts import fleet, observed, ports, requests
 from scheduler.runtime import schedules, settings
+from scheduler.runtime.registry import cordons
 from tests import brokersite
 
 ELASTIC = dataclasses.replace(brokersite.CHAT, scaling={"floor": 1, "maximum": 3})
 QUICK = settings.Settings(scale_down_s=10.0, idle_lease_s=5.0, lease_backoff_s=0.0)
 
 
-def demand(waiting: int, in_flight: int, arrived: int) -> dict[str, fleet.Demand]:
+def demand(waiting: int, in_flight: int, arrived: int) -> dict[str, observed.Demand]:
     tier = requests.Tier.INTERACTIVE.value
     return {
-        "chat": fleet.Demand(
+        "chat": observed.Demand(
             "chat", {tier: waiting}, {tier: in_flight}, 2.0 if waiting else 0.0, (), arrived
         )
     }
@@ -229,3 +230,53 @@ async def test_without_a_ledger_nothing_is_foreseen_and_the_floor_holds(tmp_path
         await site.settle(leader)
         assert leader.live.learned.curves == {}
         assert len(site.running()) == 1
+
+
+async def test_a_new_leader_knows_what_a_waiting_lease_was_asked_with(tmp_path: Path) -> None:
+    """Else it would take one that is kept off a node for one that may start anywhere, and not ask again."""
+    site = brokersite.Site(tmp_path, options=dataclasses.replace(QUICK, lease_time_min_s=600))
+    site.registry.cordons.add(cordons.Cordon("n1", "broken", "ada", site.clock.wall_us()))
+    async with site.lead() as leader:
+        await site.clock.advance(0.2)
+        await leader.poller.poll()
+        await leader.tick()
+        await leader.applier.settle()
+        await leader.applier.flush()
+        (before,) = (entry.lease for entry in leader.live.leases.values())
+    async with site.lead() as leader:
+        (after,) = (entry.lease for entry in leader.live.leases.values())
+    assert after.state is fleet.LeaseState.PENDING
+    assert after == before
+    assert (after.exclude, after.time_min_s) == (("n1",), 600)
+
+
+async def test_a_start_that_takes_far_longer_than_those_before_gets_company(tmp_path: Path) -> None:
+    """A missed budget escalates: budgets are learned from earlier starts, time in Slurm's queue left out."""
+    site = brokersite.Site(tmp_path, ELASTIC, options=QUICK)
+    site.slow_slots = True
+    async with site.lead() as leader:
+        for _ in range(5):
+            leader.live.starts.note(("chat", "v1"), {"queue": 900.0, "load": 20.0}, woken=False)
+        while not leader.live.replicas:
+            await site.step(leader)
+        (first,) = leader.live.replicas
+        (agent,) = site.agents.values()
+        for _ in range(39):  # twice what nine of ten took is 40 s
+            await site.step(leader, 1.0)
+        assert list(leader.live.replicas) == [first]
+        assert len(site.slurm.submitted) == 1
+        site.slow_slots = False
+        for _ in range(3):
+            await site.step(leader, 1.0)
+        (second,) = site.running()
+        assert second != first
+        told = [
+            action for entry in site.registry.journal.plans(20) for action in entry.body["actions"]
+        ]
+        assert any("missed their budget of 40 s" in action["what"] for action in told)
+        # The one that is ready first stays; the late one would be one too many, whenever it came.
+        await site.settle(leader)
+        assert not leader.live.replicas[first].run
+        agent.catch_up()
+        await site.settle(leader)
+        assert list(leader.live.replicas) == [second]

@@ -1,4 +1,4 @@
-"""`broker.serve` on real time: one leader of two, its periodic work once, gateways that reconnect."""
+"""`serving.serve` on real time: one leader of two, its periodic work once, gateways that reconnect."""
 
 import asyncio
 import contextlib
@@ -6,15 +6,19 @@ import dataclasses
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
+from sqlalchemy import exc
 
-from scheduler.contracts import clock, fleet
-from scheduler.runtime import address, broker, client, loop, settings
-from scheduler.runtime.registry import database, store
-from tests import brokersite, fakeslurm
+from scheduler.contracts import clock, observed
+from scheduler.contracts.v1 import control_pb2 as pb
+from scheduler.runtime import address, broker, client, guard, loop, serving, settings, watch
+from tests import brokersite, fakeslurm, registries
 
 OPTIONS = settings.Settings(
     tick_s=0.05, slurm_poll_s=0.1, adopt_grace_s=0.0, leader_ttl_s=30.0, leader_renew_s=0.1
@@ -25,7 +29,7 @@ def parts(folder: Path) -> broker.Parts:
     time = clock.SystemClock()
     return broker.Parts(
         options=OPTIONS,
-        registry=store.Registry.open(database.sqlite_url(folder)),
+        registry=registries.opened(folder),
         slurm=fakeslurm.FakeSlurm(time),
         lease_renderer=brokersite.render,
         state_dir=folder,
@@ -45,10 +49,10 @@ class Brokers:
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self, name: str) -> None:
-        serving = broker.serve(
+        task = serving.serve(
             self.parts, periodic=self.works, ready=lambda where: self.leading.put_nowait(name)
         )
-        self.tasks[name] = asyncio.create_task(serving)
+        self.tasks[name] = asyncio.create_task(task)
 
     async def stop(self, name: str) -> None:
         task = self.tasks.pop(name)
@@ -93,6 +97,116 @@ async def test_a_leader_that_is_replaced_stands_by_again(tmp_path: Path) -> None
     assert where is not None
     assert where.epoch == 3
     await brokers.close()
+
+
+async def test_a_lead_is_renewed_while_its_leader_reads_the_registry(tmp_path: Path) -> None:
+    """A registry that took longer than a lead lasts was read by one broker after the other, and none led."""
+    brokers = Brokers(tmp_path)
+    renewed = threading.Event()
+    row, declare = brokers.parts.registry.lead, brokers.parts.registry.catalog.declare
+    renew = row.renew
+
+    def noted(*given: int) -> None:
+        renew(*given)
+        renewed.set()
+
+    def slow(*given: Any) -> None:
+        assert renewed.wait(10)
+        declare(*given)
+
+    with (
+        mock.patch.object(row, "renew", noted),
+        mock.patch.object(brokers.parts.registry.catalog, "declare", slow),
+    ):
+        brokers.start("a")
+        async with asyncio.timeout(20):
+            assert await brokers.leading.get() == "a"
+        await brokers.close()
+
+
+async def test_a_leader_that_can_not_begin_stands_by_again(tmp_path: Path) -> None:
+    """The process ended: a registry that was away for a moment took its standby along."""
+    brokers = Brokers(tmp_path)
+    declare = brokers.parts.registry.catalog.declare
+    tries: list[object] = []
+
+    def away(*given: Any) -> None:
+        tries.append(given)
+        if len(tries) == 1:
+            raise exc.OperationalError("declare", {}, Exception("the server closed the connection"))
+        declare(*given)
+
+    with mock.patch.object(brokers.parts.registry.catalog, "declare", away):
+        brokers.start("a")
+        async with asyncio.timeout(20):
+            assert await brokers.leading.get() == "a"
+    where = address.read(tmp_path)
+    assert where is not None
+    assert where.epoch == 2
+    await brokers.close()
+
+
+async def test_broker_json_names_the_newest_leader_whoever_wakes_up_late(tmp_path: Path) -> None:
+    """Agents and gateways followed it to a broker that had been replaced, and the leader lost all leases."""
+    site = brokersite.Site(tmp_path)
+    declare, there = site.registry.catalog.declare, address.Address("elsewhere:1", 2)
+
+    def overtaken(*given: Any) -> None:
+        declare(*given)
+        site.registry.lead.release(1)
+        assert site.registry.lead.take("other", site.clock.wall_us(), 60_000_000) == 2
+        address.publish(tmp_path, there)
+
+    with mock.patch.object(site.registry.catalog, "declare", overtaken):
+        leader = broker.Leader(site.parts, 1)
+        assert site.registry.lead.take("late", site.clock.wall_us(), 60_000_000) == 1
+        with pytest.raises(brokersite.Fenced):
+            await leader.start()
+        await leader.stop()
+    assert address.read(tmp_path) == there
+    site.registry.lead.release(2)
+    async with site.lead() as leader:
+        mine = address.Address(leader.address, 3)
+        address.publish(tmp_path, there)  # in the moment between its look at who leads and this
+        await leader.announce()
+        assert address.read(tmp_path) == mine
+        (tmp_path / address.FILE).unlink()
+        await leader.announce()
+        assert address.read(tmp_path) == mine
+        newer = address.Address("elsewhere:1", 4)
+        address.publish(tmp_path, newer)
+        await leader.announce()
+        assert address.read(tmp_path) == newer
+
+
+async def test_a_gateway_that_has_come_back_does_not_leave_with_its_old_link(
+    tmp_path: Path,
+) -> None:
+    """A link that a network cut ends minutes later, and took along what the next one had told."""
+    site = brokersite.Site(tmp_path)
+    async with site.lead() as leader, asyncio.timeout(20):
+        picture, time = leader.live, site.clock
+        here = watch.Fleet(picture, time, guard.Guard("secret"), site.options)
+        report = pb.GatewayReport(gateway_id="g1", admission="h:1")
+        report.demand.add(model="chat")
+        old, new, gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def link(over: asyncio.Event) -> AsyncIterator[pb.GatewayReport]:
+            yield report
+            await over.wait()
+
+        first = asyncio.create_task(here._read(link(old), gone))
+        while "g1" not in picture.demand:
+            await picture.heard.wait()
+        second = asyncio.create_task(here._read(link(new), gone))
+        await picture.heard.wait()
+        old.set()
+        await first
+        assert "g1" in picture.demand
+        assert [each.gateway_id for each in picture.gateways.live(time.monotonic() + 10)] == ["g1"]
+        new.set()
+        await second
+        assert "g1" not in picture.demand
 
 
 async def test_periodic_work_is_done_once_though_its_leader_is_killed_midway(
@@ -201,7 +315,7 @@ async def test_a_gateway_keeps_its_view_without_a_broker_and_finds_the_next_one(
     brokers = Brokers(tmp_path)
     fleet_client = client.FleetClient(tmp_path, "g1", clock.SystemClock())
     fleet_client.start()
-    fleet_client.report([fleet.Demand("chat", {"interactive": 2}, {"batch": 1}, 0.5, (12.0,))])
+    fleet_client.report([observed.Demand("chat", {"interactive": 2}, {"batch": 1}, 0.5, (12.0,))])
     brokers.start("a")
     async with asyncio.timeout(20):
         await fleet_client.changed(-1)
@@ -246,7 +360,7 @@ async def test_demand_reaches_the_broker_and_leaves_with_its_gateway(tmp_path: P
     site = brokersite.Site(tmp_path)
     async with site.lead() as leader, asyncio.timeout(20):
         fleet_client = client.FleetClient(tmp_path, "g1", clock.SystemClock())
-        sent = fleet.Demand("chat", {"interactive": 2}, {"batch": 1}, 0.5, (12.0,))
+        sent = observed.Demand("chat", {"interactive": 2}, {"batch": 1}, 0.5, (12.0,))
         fleet_client.report([sent])
         fleet_client.start()
         while "g1" not in leader.live.demand:

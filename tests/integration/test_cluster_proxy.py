@@ -4,27 +4,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration import conftest
 from tests.integration.whole import clients, running
 
-PROXY = "http://127.0.0.1:9"  # nobody listens there
 
-
-@pytest.mark.timeout(180)
-def test_leases_stats_and_answers_work_beside_a_dead_proxy_e6(tmp_path: Path) -> None:
-    names = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
-    env = {name: PROXY for lower in names for name in (lower, lower.upper())}
-    slurm = {"client": "embedded", "embedded_kill_wait_s": 5.0}
-    made = running.Running(tmp_path, slurm, "", {**env, "no_proxy": "", "NO_PROXY": ""})
-    try:
-        made.up()
-        key = made.key
-        stream = clients.Stream(made, key, 10).begun().ended()
-        assert stream.whole
-        assert [row["outcome"] for row in made.attempts_of(stream.request_id)] == ["ok"]
-        replicas = made.replicas()
-        assert len(replicas) == running.REPLICAS
-        assert all(each["stats"]["seats"] > 0 for each in replicas)
-        shown = made.command("fctl", "show", "replicas", key=key)
-        assert shown.code == 0, shown.err
-    finally:
-        made.close()
+@pytest.mark.timeout(300)
+def test_leases_stats_and_answers_work_beside_a_dead_proxy_e6(laptop: running.Running) -> None:
+    for part in ("broker", "gateway", "batchd"):
+        environ = Path(f"/proc/{laptop.part(part).pid}/environ").read_text()
+        assert f"http_proxy={conftest.PROXY}" in environ
+    stream = clients.Stream(laptop, laptop.key, 10).begun().ended()
+    assert stream.whole
+    assert [row["outcome"] for row in laptop.attempts_of(stream.request_id)] == ["ok"]
+    replicas = laptop.replicas()
+    assert len(replicas) == running.REPLICAS
+    assert all(each["stats"]["seats"] > 0 for each in replicas)
+    shown = laptop.command("fctl", "show", "replicas", key=laptop.key)
+    assert shown.code == 0, shown.err

@@ -13,7 +13,7 @@ import pytest
 from tests import realslurm, services
 
 _ENGINES = sorted(Path(sys.prefix).parent.glob(".venv-vllm-*"))
-pytestmark = [pytest.mark.vllm, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 
 def _start(folder: Path, **env: str) -> "subprocess.Popen[str]":
@@ -65,6 +65,7 @@ def _assert_kept(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.slurm
+@pytest.mark.alone
 def test_the_demo_keeps_its_promises_on_real_slurm(tmp_path: Path) -> None:
     realslurm.require_slurm()
     found = _run(tmp_path)
@@ -76,6 +77,7 @@ def test_the_demo_keeps_its_promises_on_real_slurm(tmp_path: Path) -> None:
     assert abs(seconds["forebay"] - seconds["sacct"]) <= max(0.02 * seconds["sacct"], 12)
 
 
+@pytest.mark.alone
 def test_the_demo_keeps_its_promises_without_slurm(tmp_path: Path) -> None:
     found = _run(tmp_path, SLURM="embedded")
     _assert_kept(found)

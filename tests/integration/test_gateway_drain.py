@@ -72,7 +72,8 @@ async def test_streams_outlive_their_replicas_time_s6(tmp_path: Path, how: str) 
             late = await http.post(CHAT, json={**body("late"), "max_tokens": 3})
             texts = await asyncio.gather(*streams)
             served.fleet.set(harness.make_view([heir.replica], revision=3, adapters=()))
-            whole = [(await http.post(CHAT, json=body(str(n)))).json() for n in range(3)]
+            alone = [http.post(CHAT, json=body(str(n))) for n in range(3)]
+            whole = [answer.json() for answer in await asyncio.gather(*alone)]
             await site.broker.until(lambda r: lease_site.state(r, "r-1") == "stopped")
             await served.idle()
     assert late.status_code == 200

@@ -47,7 +47,7 @@ def client(served: harness.Served) -> openai.AsyncOpenAI:
         base_url=f"{served.http}/v1",
         api_key="ann",
         max_retries=0,
-        http_client=openai.DefaultAsyncHttpxClient(trust_env=False, timeout=30),
+        http_client=openai.DefaultAsyncHttpxClient(trust_env=False, verify=False, timeout=30),
     )
 
 
@@ -66,7 +66,7 @@ def merged(
 
 async def state(one: simulated_replica.Running) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {one.secret}"}
-    async with httpx.AsyncClient(trust_env=False, headers=headers) as http:
+    async with httpx.AsyncClient(trust_env=False, verify=False, headers=headers) as http:
         found = (await http.get(f"http://{one.replica.address}/forebay/state")).json()
     return dict(found.get("stats", found))
 

@@ -8,8 +8,10 @@ import concurrent.futures
 import time
 from collections.abc import Iterator
 
+import grpc
 import pytest
 
+from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
 from tests.integration.whole import clients, processes, running, waiting
 
 pytestmark = pytest.mark.timeout(300)
@@ -110,6 +112,26 @@ def _key(crowd: running.Running, team: str) -> str:
     )
     assert done.code == 0, done.err
     return done.out.splitlines()[0]
+
+
+def test_a_request_is_cancelled_whichever_worker_hears_of_it(crowd: running.Running) -> None:
+    """Each `Cancel` comes on a connection of its own, so mostly to a worker that has not got the request."""
+    bearer = f"Bearer {crowd.key}"
+    body = clients.chat(1900, stream=True)
+    options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
+    for _ in range(6):
+        with crowd.client.stream(
+            "POST", crowd.http + clients.CHAT, json=body, headers={"Authorization": bearer}
+        ) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            asked = forebay_pb2.CancelRequest(request_id=answer.headers["x-forebay-request-id"])
+            with grpc.insecure_channel(crowd.grpc, options=options) as channel:
+                stub = forebay_pb2_grpc.InferenceStub(channel)
+                who = (("authorization", bearer),)
+                assert stub.Cancel(asked, metadata=who, timeout=20).cancelled
+            assert any('"cancelled"' in line for line in lines)
+    crowd.settled()
 
 
 def test_a_worker_that_is_killed_gives_back_its_seats(crowd: running.Running) -> None:

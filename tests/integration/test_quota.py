@@ -15,7 +15,8 @@ from accounting import spool, totals
 from scheduler.contracts import clock, quota, usage
 from scheduler.core import quota_limits as limits
 from scheduler.runtime import quota_check
-from scheduler.runtime.registry import database, quotas, store
+from scheduler.runtime.registry import quotas, store
+from tests import registries
 from tests.integration import simulated_replica
 from tests.unit.gateway import harness
 
@@ -85,7 +86,7 @@ async def gateway(
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[store.Registry]:
-    opened = store.Registry.open(database.sqlite_url(tmp_path))
+    opened = registries.opened(tmp_path)
     yield opened
     opened.close()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engines.replica import launch
 from engines.slot import children
 from engines.vllm import multinode
 from scheduler.contracts import fleet
@@ -18,8 +19,8 @@ _LINES = """
 import json, sys
 from engines.vllm import process
 process.prepare()
-from engines.vllm import adapter
-parser = adapter.cli_args.make_arg_parser(adapter._Parser(prog="vllm", add_help=False))
+from engines.vllm import configure
+parser = configure.cli_args.make_arg_parser(configure._Parser(prog="vllm", add_help=False))
 for line in json.loads(sys.stdin.readline()):
     print(json.dumps({"rank": parser.parse_args(line).node_rank}))
 """
@@ -64,5 +65,5 @@ def test_what_forebay_says_is_understood_and_slips_are_told(version: str) -> Non
     assert "float7" in found[5]
     sizes = {"tensor-parallel-size": 4, "pipeline-parallel-size": 2}
     big = dataclasses.replace(SPEC, gpus=8, engine_args=sizes)
-    ranks = [list(rank.line) for rank in multinode.ranks(big, ["n1", "n2"])]
+    ranks = [multinode.command_line(big, launch.Rank(n, 2, "10.0.0.1:4711")) for n in range(2)]
     assert ask(version, ["-c", _LINES], json.dumps(ranks) + "\n") == [{"rank": 0}, {"rank": 1}]

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from engines import forkproto, processes
+from scheduler.contracts import frames
 from tests.contract import engine_vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
@@ -39,7 +41,7 @@ def eventually(holds: Callable[[], Any], seconds: float = GONE_S) -> None:
     until = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < until, "it did not happen in time"
-        os.sched_yield()
+        time.sleep(0.01)  # the end of others' processes has no event
 
 
 def private_mb(pids: set[int]) -> int:
@@ -153,6 +155,30 @@ def test_sigterm_ends_a_replica_and_a_second_one_does_no_harm(
     eventually(lambda: not any(processes.alive(pid) for pid in below))
 
 
+def test_slurms_sigterm_cuts_no_answer(server: engine_vllm.ForkServer) -> None:
+    """Slurm sends it to every process of a step, more than once: vLLM's own would abort what runs."""
+    begun = engine_vllm.begin(server, engine_vllm.spec(server.folder))
+    replica = engine_vllm.listening(server, begun)
+    family = {replica.pid, *engine_vllm.descendants(replica.pid)}
+    body = {"model": "chat", "prompt": "The water", "max_tokens": 500, "ignore_eos": True}
+    found: list[frames.Frame] = []
+    asking = threading.Thread(
+        target=lambda: found.extend(engine_vllm.ask(replica, "/v1/completions", body)[0])
+    )
+    asking.start()
+    replica.until(lambda state: state["running"] == 1 and state["steps_total"] > 10)
+    for _ in range(2):
+        for pid in family:
+            os.kill(pid, signal.SIGTERM)
+    asking.join()
+    exited = server.wait(lambda e: isinstance(e, forkproto.Exited) and e.id == begun)
+
+    assert found[-1].kind is frames.Kind.END
+    assert sum(len(frame.token_ids) for frame in found if frame.kind is frames.Kind.DATA) == 500
+    assert exited.code == 0
+    eventually(lambda: not any(processes.alive(pid) for pid in family))
+
+
 def test_killing_the_main_process_leaves_none(server: engine_vllm.ForkServer) -> None:
     """E1: the engine core is a process of its own and must not survive."""
     begun = engine_vllm.begin(server, engine_vllm.spec(server.folder))
@@ -186,12 +212,19 @@ def test_a_dead_engine_core_is_told(server: engine_vllm.ForkServer) -> None:
     replica = engine_vllm.listening(server, begun)
     replica.kill_engine()
     state = replica.until(lambda state: bool(state["failure"]))
+    path, body = "/v1/completions", {"model": "chat", "prompt": "The"}
+    who = engine_vllm.identity(replica, path)
     with replica.client() as client:
+        asked = client.post(path, json=body, headers=engine_vllm.headers(who))
         health = client.get("/health")
     engine_vllm.stop(server, begun)
 
     assert "engine core has died" in state["failure"]
     assert health.status_code == 503
+    assert asked.status_code == 500
+    assert "AttributeError" not in replica.log.read_text(), (
+        "its last lines are what people are told"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, 0], ids=["killed", "stdin closed"])

@@ -21,6 +21,7 @@ def leased(draw: st.DrawFn) -> dict[str, int]:
     return {
         "lease": lease,
         "run": 2 * lease + draw(st.integers(0, 1)),
+        "parts": 1,
         "gpus": draw(st.integers(0, 8)),
         "start": start,
         "end": start + draw(st.integers(-5, 60)),  # a clock stepped back
@@ -113,6 +114,39 @@ def test_allocated_is_attributed_and_idle_and_start_up_and_waste(
     assert not np.isin(
         lines.kind[~claimed], [apportion.Kind.ATTRIBUTED, apportion.Kind.RECOMPUTED]
     ).any()
+
+
+@given(
+    st.lists(leased(), max_size=5),
+    st.lists(held(), max_size=8),
+    st.lists(work(), max_size=10),
+    st.integers(2, 9),
+)
+def test_parts_of_a_gpu_are_its_fraction_and_add_up(
+    leases: list[dict[str, int]],
+    replicas: list[dict[str, int]],
+    jobs: list[dict[str, int]],
+    parts: int,
+) -> None:
+    """One lease counts parts and the other does not; a piece loses less than a µs to rounding."""
+    for row in leases:
+        row["parts"] = parts if row["lease"] == 0 else 1
+    lines = apportion.attribute(
+        arrays(tiling.Leased, leases),
+        arrays(tiling.Held, replicas),
+        arrays(apportion.Activity, replicas),
+        arrays(apportion.Work, jobs),
+        shares.ints([0, 60, 130]),
+    )
+    for lease in range(LEASES):
+        rows = [row for row in leases if row["lease"] == lease]
+        exact = truth(rows, 0, 130)
+        found = int(lines.gpu_us[lines.lease == lease].sum())
+        if lease:
+            assert found == exact
+        else:
+            pieces = 2 * (len(leases) + len(replicas) + 2) * (REPLICAS + 1)
+            assert exact / parts - pieces < found <= exact / parts
 
 
 def _held_us(rows: list[dict[str, int]], start: int, end: int) -> int:

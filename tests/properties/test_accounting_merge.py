@@ -1,5 +1,6 @@
 """The view that the reports read and the rules as written choose the same row, whatever was recorded."""
 
+import dataclasses
 import pathlib
 import tempfile
 
@@ -73,3 +74,26 @@ def test_what_was_merged_before_and_is_merged_again_with_late_rows_is_the_same(
     early = [row for row in twice if data.draw(st.booleans())]
     late = [row for row in twice if row not in early or data.draw(st.booleans())]
     assert merge.merge([*merge.merge(early), *late]) == merge.merge(twice)
+
+
+@given(st.lists(rows(), max_size=12), st.data())
+def test_a_close_that_is_amended_after_it_was_merged_counts_what_its_replica_told(
+    written: list[usage.UsageRow], data: st.DataObject
+) -> None:
+    """Of one that did not end ok a second CLOSE may come, with a later end and what the first one knew of."""
+    close = data.draw(rows().filter(lambda row: row.outcome is not usage.Outcome.OK))
+    close = dataclasses.replace(close, kind=usage.RowKind.CLOSE)
+    replicas = [row for row in written if row.kind is usage.RowKind.REPLICA][:1]
+    replica = [dataclasses.replace(row, identity=close.identity) for row in replicas]
+    amended = dataclasses.replace(
+        close,
+        payer=data.draw(st.sampled_from(list(usage.Payer))),
+        outcome=data.draw(st.sampled_from([close.outcome, usage.Outcome.CANCELLED])),
+        output_tokens=close.output_tokens + data.draw(COUNTS),
+        waste_tokens=data.draw(COUNTS),
+        ended_us=close.ended_us + 1,
+    )
+    at_once = merge.merge([close, *replica, amended])
+    assert merge.merge([*merge.merge([close, *replica]), amended]) == at_once
+    assert merge.merge([*merge.merge([amended, close]), *replica]) == at_once
+    assert at_once[0].output_tokens == max(row.output_tokens for row in (close, *replica, amended))

@@ -75,7 +75,9 @@ class QueueMachine(stateful.RuleBasedStateMachine):
         for victim in answer.shed:
             assert victim.tier.band >= tier.band
             assert victim.team != team or victim.tier is not tier
-            assert self.known[victim.request_id].where == "waiting"
+            # Who has had its turn is never sent away; a line of batch is sent again by its runner.
+            where = self.known[victim.request_id].where
+            assert where == "waiting" or (where == "again" and victim.tier is requests.Tier.BATCH)
             self.known[victim.request_id].where = "gone"
         # Bounds hold right after every offer that was granted (a requeue may exceed them).
         if not any(one.where == "again" for one in self.known.values()):

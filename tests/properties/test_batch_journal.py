@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batch_jobs import directives, journal, lines, model, results
+from batch_jobs import directives, journal, journal_writer, lines, model, results
 from tests.unit.batch_jobs import world
 
 LINES = 8
@@ -33,7 +33,7 @@ def result(entry: journal.Entry) -> journal.Entry:
 
 
 def write(path: Path, entries: list[journal.Entry]) -> None:
-    writer = journal.Writer(path, LINES)
+    writer = journal_writer.Writer(path, LINES)
     for entry in entries:
         writer.append(entry)
     writer.close()
@@ -55,7 +55,7 @@ def test_a_cut_anywhere_leaves_a_prefix(
         expected = journal.Recovered(bytearray(LINES + 1))
         for entry in kept:
             expected.add(entry)
-        writer = journal.Writer(path, LINES)
+        writer = journal_writer.Writer(path, LINES)
         assert writer.recovered.states == expected.states
         assert writer.recovered.histories == expected.histories
         writer.append(journal.Entry(journal.Kind.SUCCEEDED, 1, data=tail))
@@ -83,7 +83,7 @@ def test_every_id_stands_once_in_the_results_of_a_cut_journal(
         write(path, [result(entry) for entry in entries])
         whole = path.read_bytes()
         path.write_bytes(whole[: round(cut * len(whole))])
-        writer = journal.Writer(path, LINES)
+        writer = journal_writer.Writer(path, LINES)
         writer.append(journal.Entry(journal.Kind.SEALED, data=ending.encode()))
         writer.close()
         source = results.Source(folder, 1, LINES, lines.Rules(), 1 << 20)

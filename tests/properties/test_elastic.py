@@ -40,7 +40,7 @@ scalings = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(scalings, st.lists(st.tuples(signals, st.floats(0.2, 200)), min_size=1, max_size=12))
 def test_need_is_never_below_a_floor_nor_above_the_maximum(
     scaling: autoscale.Scaling, told: list[tuple[autoscale.Signal, float]]
@@ -83,7 +83,7 @@ def wants(draw: st.DrawFn) -> list[lending.Want]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(st.integers(0, 200), wants(), st.booleans())
 def test_lent_gpus_fit_and_none_that_batch_could_use_stays_idle(
     spare: int, asked: list[lending.Want], settled: bool
@@ -101,7 +101,7 @@ def test_lent_gpus_fit_and_none_that_batch_could_use_stays_idle(
             assert spare - used < want.gpus  # nothing that it could use is left over
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 27 * 86_400), st.floats(0, 1000)), min_size=1, max_size=200),
     st.floats(0, 7 * 86_400 - 1),
@@ -184,7 +184,7 @@ def pictures(draw: st.DrawFn) -> snapshot.Snapshot:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(pictures(), st.sampled_from([OPTIONS, APART]))
 def test_a_plan_keeps_to_the_fleet_and_says_why(
     snap: snapshot.Snapshot, options: runtime_settings.Settings
@@ -237,7 +237,7 @@ def test_a_plan_keeps_to_the_fleet_and_says_why(
         assert staying + asked <= snap.gpus
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(pictures())
 def test_what_rolls_over_serves_until_its_successor_does(snap: snapshot.Snapshot) -> None:
     made = plan.plan(snap, OPTIONS)

@@ -1,5 +1,6 @@
 """What is kept up to date in steps decides as looking at every replica anew would."""
 
+import copy
 import dataclasses
 import random
 from typing import Any
@@ -154,12 +155,8 @@ def _as_if_made_anew(pool: groups.Pool) -> None:
 
 
 def _lists(pool: groups.Pool) -> dict[str, Any]:
-    names = ("total", "keys", "order", "room", "resting", "newest")
-    found = {name: getattr(pool, name) for name in names}
-    return {
-        name: value if isinstance(value, int | float) else type(value)(value)
-        for name, value in found.items()
-    }
+    names = ("total", "keys", "order", "room", "resting", "newest", "_parts")
+    return {name: copy.deepcopy(getattr(pool, name)) for name in names}
 
 
 def test_the_plain_way_is_met_by_every_kind_of_reason() -> None:

@@ -1,12 +1,14 @@
 """The arithmetic of the gateway bench, and the report that it writes."""
 
+import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.bench import gateway, gateway_load, gateway_report, processes
+from tests.bench import gateway, gateway_load, gateway_report, gateway_subjects, processes
 
 
 def figures(cpu: float, p50: float) -> dict[str, dict[str, Any]]:
@@ -76,3 +78,22 @@ def test_bodies_are_2_kb_and_never_come_again() -> None:
 def test_this_process_has_used_something() -> None:
     assert processes.cpu_s(os.getpid()) > 0
     assert processes.rss_mb(os.getpid()) > 1
+
+
+def test_prefix_routing_is_told_beside_the_other_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {
+        "prefix_hit_share": {"forebay": 0.39, "oracle": 0.41},
+        "ttft_ms_mean": {"forebay": 454.0},
+        "versions": {"vllm": "0.32"},
+        "arms": ["of no interest here"],
+    }
+    done = subprocess.CompletedProcess([], 0, f"a line\n{json.dumps(told)}\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    assert gateway.prefix_routing(10) == {
+        "prefix_hit_share": told["prefix_hit_share"],
+        "ttft_ms_mean": told["ttft_ms_mean"],
+        "prefix_versions": told["versions"],
+    }
+    done.returncode = 1
+    with pytest.raises(gateway_subjects.BenchError, match="ended with 1"):
+        gateway.prefix_routing(10)

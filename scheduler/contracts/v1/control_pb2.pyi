@@ -57,8 +57,12 @@ class ReplicaSpec(_message.Message):
     ADAPTERS_FIELD_NUMBER: _builtins.int
     DEDICATED_FIELD_NUMBER: _builtins.int
     ITL_SLO_MS_FIELD_NUMBER: _builtins.int
+    TTFT_SLO_MS_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     TUNING_JSON_FIELD_NUMBER: _builtins.int
+    ADAPTER_SLOTS_FIELD_NUMBER: _builtins.int
+    ADAPTER_HOST_FIELD_NUMBER: _builtins.int
+    HARDWARE_JSON_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.str
     engine: _builtins.str
@@ -73,10 +77,18 @@ class ReplicaSpec(_message.Message):
     """the team whose floor its replicas are, or "" """
     itl_slo_ms: _builtins.float
     """inter-token latency promised to interactive answers"""
+    ttft_slo_ms: _builtins.float
+    """promised too; 0: as the site says"""
     weights_digest: _builtins.str
     """that staged weights must have, or "" """
     tuning_json: _builtins.str
     """engine settings that Forebay knows by type"""
+    adapter_slots: _builtins.int
+    """adapters that may run in one batch; 0: none at run time"""
+    adapter_host: _builtins.int
+    """adapters that host memory holds ready"""
+    hardware_json: _builtins.str
+    """what it needs of a node; "": any GPUs"""
     @_builtins.property
     def adapters(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -94,12 +106,16 @@ class ReplicaSpec(_message.Message):
         adapters: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         dedicated: _builtins.str = ...,
         itl_slo_ms: _builtins.float | None = ...,
+        ttft_slo_ms: _builtins.float = ...,
         weights_digest: _builtins.str = ...,
         tuning_json: _builtins.str = ...,
+        adapter_slots: _builtins.int = ...,
+        adapter_host: _builtins.int = ...,
+        hardware_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_itl_slo_ms", b"_itl_slo_ms", "itl_slo_ms", b"itl_slo_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_itl_slo_ms", b"_itl_slo_ms", "adapters", b"adapters", "dedicated", b"dedicated", "engine", b"engine", "engine_args_json", b"engine_args_json", "gpus", b"gpus", "itl_slo_ms", b"itl_slo_ms", "max_context", b"max_context", "model", b"model", "reserved_seats", b"reserved_seats", "seats", b"seats", "tuning_json", b"tuning_json", "version", b"version", "weights", b"weights", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_itl_slo_ms", b"_itl_slo_ms", "adapter_host", b"adapter_host", "adapter_slots", b"adapter_slots", "adapters", b"adapters", "dedicated", b"dedicated", "engine", b"engine", "engine_args_json", b"engine_args_json", "gpus", b"gpus", "hardware_json", b"hardware_json", "itl_slo_ms", b"itl_slo_ms", "max_context", b"max_context", "model", b"model", "reserved_seats", b"reserved_seats", "seats", b"seats", "ttft_slo_ms", b"ttft_slo_ms", "tuning_json", b"tuning_json", "version", b"version", "weights", b"weights", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__itl_slo_ms: _TypeAlias = _typing.Literal["itl_slo_ms"]  # noqa: Y015
     _WhichOneofArgType__itl_slo_ms: _TypeAlias = _typing.Literal["_itl_slo_ms", b"_itl_slo_ms"]  # noqa: Y015
@@ -117,6 +133,12 @@ class ReplicaDesired(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     DRAIN_S_FIELD_NUMBER: _builtins.int
     ASLEEP_FIELD_NUMBER: _builtins.int
+    ADAPTERS_TOLD_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    MEET_FIELD_NUMBER: _builtins.int
+    FAULT_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.str
     role: _builtins.str
     """interactive, shared, batch"""
@@ -125,8 +147,22 @@ class ReplicaDesired(_message.Message):
     drain_s: _builtins.float
     asleep: _builtins.bool
     """park it: drain, then hold nothing of its GPUs until this is false again"""
+    adapters_told: _builtins.bool
+    """false: the adapters stay as they are"""
+    nodes: _builtins.int
+    """over which it goes; 0 and 1: one"""
+    rank: _builtins.int
+    """which of them this one is; 0 serves, the others work for it"""
+    meet: _builtins.str
+    """where rank 0 waits for the others, host:port; "": not known yet; each life of it has another"""
+    fault: _builtins.str
+    """to rank 0: why the life that `meet` names must end as lost, or "": another rank has ended"""
     @_builtins.property
     def spec(self) -> Global___ReplicaSpec: ...
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterDesired]:
+        """to have loaded, the most urgent first; every other one goes"""
+
     def __init__(
         self,
         *,
@@ -136,14 +172,42 @@ class ReplicaDesired(_message.Message):
         run: _builtins.bool = ...,
         drain_s: _builtins.float = ...,
         asleep: _builtins.bool = ...,
+        adapters_told: _builtins.bool = ...,
+        adapters: _abc.Iterable[Global___AdapterDesired] | None = ...,
+        nodes: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        meet: _builtins.str = ...,
+        fault: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "drain_s", b"drain_s", "replica_id", b"replica_id", "role", b"role", "run", b"run", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "adapters_told", b"adapters_told", "asleep", b"asleep", "drain_s", b"drain_s", "fault", b"fault", "meet", b"meet", "nodes", b"nodes", "rank", b"rank", "replica_id", b"replica_id", "role", b"role", "run", b"run", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaDesired: _TypeAlias = ReplicaDesired  # noqa: Y015
+
+@_typing.final
+class AdapterDesired(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    path: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterDesired: _TypeAlias = AdapterDesired  # noqa: Y015
 
 @_typing.final
 class SlotDesired(_message.Message):
@@ -424,6 +488,11 @@ class ReplicaReport(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
     STAGING_FIELD_NUMBER: _builtins.int
+    TAKES_ADAPTERS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    ADAPTER_ROOM_FIELD_NUMBER: _builtins.int
+    MEET_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.str
     state: _builtins.str
     """starting, warm, serving, draining, asleep, stopped, quarantined, lost"""
@@ -434,6 +503,12 @@ class ReplicaReport(_message.Message):
     reason: _builtins.str
     staging: _builtins.bool
     """its weights are on their way to the node's disk; `reason` says more"""
+    takes_adapters: _builtins.bool
+    """it loads adapters at run time"""
+    adapter_room: _builtins.int
+    """how many it can hold"""
+    meet: _builtins.str
+    """where its other ranks find rank 0; of a lost rank: the life of rank 0 that it failed"""
     @_builtins.property
     def stats(self) -> Global___ReplicaStats: ...
     @_builtins.property
@@ -445,6 +520,12 @@ class ReplicaReport(_message.Message):
     @_builtins.property
     def work(self) -> Global___EngineWork:
         """absent: the engine does not tell its steps"""
+
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldAdapter]: ...
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """by rank, of one that goes over several"""
 
     def __init__(
         self,
@@ -461,14 +542,62 @@ class ReplicaReport(_message.Message):
         spec: Global___ReplicaSpec | None = ...,
         work: Global___EngineWork | None = ...,
         staging: _builtins.bool = ...,
+        takes_adapters: _builtins.bool = ...,
+        adapters: _abc.Iterable[Global___HeldAdapter] | None = ...,
+        adapter_room: _builtins.int = ...,
+        meet: _builtins.str = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "stats", b"stats", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "phases_s", b"phases_s", "reason", b"reason", "replica_id", b"replica_id", "role", b"role", "secret_file", b"secret_file", "spec", b"spec", "staging", b"staging", "state", b"state", "stats", b"stats", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_room", b"adapter_room", "adapters", b"adapters", "address", b"address", "incarnation", b"incarnation", "meet", b"meet", "nodes", b"nodes", "phases_s", b"phases_s", "reason", b"reason", "replica_id", b"replica_id", "role", b"role", "secret_file", b"secret_file", "spec", b"spec", "staging", b"staging", "state", b"state", "stats", b"stats", "takes_adapters", b"takes_adapters", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaReport: _TypeAlias = ReplicaReport  # noqa: Y015
+
+@_typing.final
+class HeldAdapter(_message.Message):
+    """An adapter as one replica has it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    USED_US_FIELD_NUMBER: _builtins.int
+    USES_FIELD_NUMBER: _builtins.int
+    LOAD_MS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    path: _builtins.str
+    state: _builtins.str
+    """loading, loaded, leaving, failed"""
+    running: _builtins.int
+    used_us: _builtins.int
+    uses: _builtins.int
+    load_ms: _builtins.float
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+        state: _builtins.str = ...,
+        running: _builtins.int = ...,
+        used_us: _builtins.int = ...,
+        uses: _builtins.int = ...,
+        load_ms: _builtins.float = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_ms", b"load_ms", "name", b"name", "path", b"path", "reason", b"reason", "running", b"running", "state", b"state", "used_us", b"used_us", "uses", b"uses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldAdapter: _TypeAlias = HeldAdapter  # noqa: Y015
 
 @_typing.final
 class EngineWork(_message.Message):
@@ -681,12 +810,56 @@ class Demand(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class AdaptersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___AdapterDemand: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___AdapterDemand | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class VersionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___VersionDemand: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___VersionDemand | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MODEL_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     OLDEST_WAIT_S_FIELD_NUMBER: _builtins.int
     TTFT_MS_FIELD_NUMBER: _builtins.int
     ARRIVED_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     oldest_wait_s: _builtins.float
     arrived: _builtins.int
@@ -701,6 +874,12 @@ class Demand(_message.Message):
 
     @_builtins.property
     def ttft_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def adapters(self) -> _containers.MessageMap[_builtins.str, Global___AdapterDemand]: ...
+    @_builtins.property
+    def versions(self) -> _containers.MessageMap[_builtins.str, Global___VersionDemand]:
+        """only of models whose routes have pools"""
+
     def __init__(
         self,
         *,
@@ -710,14 +889,77 @@ class Demand(_message.Message):
         oldest_wait_s: _builtins.float = ...,
         ttft_ms: _abc.Iterable[_builtins.float] | None = ...,
         arrived: _builtins.int = ...,
+        adapters: _abc.Mapping[_builtins.str, Global___AdapterDemand] | None = ...,
+        versions: _abc.Mapping[_builtins.str, Global___VersionDemand] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "in_flight", b"in_flight", "model", b"model", "oldest_wait_s", b"oldest_wait_s", "ttft_ms", b"ttft_ms", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "arrived", b"arrived", "in_flight", b"in_flight", "model", b"model", "oldest_wait_s", b"oldest_wait_s", "ttft_ms", b"ttft_ms", "versions", b"versions", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Demand: _TypeAlias = Demand  # noqa: Y015
+
+@_typing.final
+class VersionDemand(_message.Message):
+    """What a gateway has of one version, tiers interactive and standard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAITING_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    OLDEST_WAIT_S_FIELD_NUMBER: _builtins.int
+    ARRIVED_FIELD_NUMBER: _builtins.int
+    waiting: _builtins.int
+    in_flight: _builtins.int
+    oldest_wait_s: _builtins.float
+    arrived: _builtins.int
+    """since the gateway's process began"""
+    def __init__(
+        self,
+        *,
+        waiting: _builtins.int = ...,
+        in_flight: _builtins.int = ...,
+        oldest_wait_s: _builtins.float = ...,
+        arrived: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "in_flight", b"in_flight", "oldest_wait_s", b"oldest_wait_s", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VersionDemand: _TypeAlias = VersionDemand  # noqa: Y015
+
+@_typing.final
+class AdapterDemand(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAITING_FIELD_NUMBER: _builtins.int
+    OLDEST_WAIT_S_FIELD_NUMBER: _builtins.int
+    ARRIVED_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    waiting: _builtins.int
+    """of tiers interactive and standard"""
+    oldest_wait_s: _builtins.float
+    arrived: _builtins.int
+    batch: _builtins.int
+    """of tier batch that wait"""
+    def __init__(
+        self,
+        *,
+        waiting: _builtins.int = ...,
+        oldest_wait_s: _builtins.float = ...,
+        arrived: _builtins.int = ...,
+        batch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "batch", b"batch", "oldest_wait_s", b"oldest_wait_s", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterDemand: _TypeAlias = AdapterDemand  # noqa: Y015
 
 @_typing.final
 class GatewayReport(_message.Message):
@@ -729,6 +971,8 @@ class GatewayReport(_message.Message):
     ROUTES_REVISION_FIELD_NUMBER: _builtins.int
     ADMISSION_FIELD_NUMBER: _builtins.int
     TRIALS_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
+    COPIES_DROPPED_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     at_us: _builtins.int
     routes_revision: _builtins.int
@@ -741,6 +985,12 @@ class GatewayReport(_message.Message):
     def trials(self) -> _containers.RepeatedCompositeFieldContainer[Global___Trial]:
         """since the last report"""
 
+    @_builtins.property
+    def copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Copied]:
+        """of shadow traffic, since the last report"""
+
+    @_builtins.property
+    def copies_dropped(self) -> _containers.RepeatedCompositeFieldContainer[Global___CopiesDropped]: ...
     def __init__(
         self,
         *,
@@ -750,14 +1000,122 @@ class GatewayReport(_message.Message):
         routes_revision: _builtins.int = ...,
         admission: _builtins.str = ...,
         trials: _abc.Iterable[Global___Trial] | None = ...,
+        copies: _abc.Iterable[Global___Copied] | None = ...,
+        copies_dropped: _abc.Iterable[Global___CopiesDropped] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "at_us", b"at_us", "demand", b"demand", "gateway_id", b"gateway_id", "routes_revision", b"routes_revision", "trials", b"trials"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "at_us", b"at_us", "copies", b"copies", "copies_dropped", b"copies_dropped", "demand", b"demand", "gateway_id", b"gateway_id", "routes_revision", b"routes_revision", "trials", b"trials"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GatewayReport: _TypeAlias = GatewayReport  # noqa: Y015
+
+@_typing.final
+class Fared(_message.Message):
+    """How one answer fared: the caller's, or the shadow version's to a copy of its request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAILED_FIELD_NUMBER: _builtins.int
+    TTFT_MS_FIELD_NUMBER: _builtins.int
+    ITL_MS_FIELD_NUMBER: _builtins.int
+    TOTAL_MS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    failed: _builtins.bool
+    ttft_ms: _builtins.float
+    """0: no token came"""
+    itl_ms: _builtins.float
+    """0: fewer than two"""
+    total_ms: _builtins.float
+    """from dispatch to end"""
+    tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        failed: _builtins.bool = ...,
+        ttft_ms: _builtins.float = ...,
+        itl_ms: _builtins.float = ...,
+        total_ms: _builtins.float = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "itl_ms", b"itl_ms", "tokens", b"tokens", "total_ms", b"total_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fared: _TypeAlias = Fared  # noqa: Y015
+
+@_typing.final
+class Copied(_message.Message):
+    """A request that was copied to a shadow version, and both answers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
+    COPY_FIELD_NUMBER: _builtins.int
+    MATCH_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.str
+    """that answered the caller"""
+    shadow: _builtins.str
+    match: _builtins.str
+    """same, differs, or "": not greedy, or not whole"""
+    @_builtins.property
+    def caller(self) -> Global___Fared: ...
+    @_builtins.property
+    def copy(self) -> Global___Fared: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        shadow: _builtins.str = ...,
+        caller: Global___Fared | None = ...,
+        copy: Global___Fared | None = ...,
+        match: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "copy", b"copy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "copy", b"copy", "match", b"match", "model", b"model", "shadow", b"shadow", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Copied: _TypeAlias = Copied  # noqa: Y015
+
+@_typing.final
+class CopiesDropped(_message.Message):
+    """Copies that were not made, or were given up, since the last report."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    shadow: _builtins.str
+    reason: _builtins.str
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        shadow: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "model", b"model", "reason", b"reason", "shadow", b"shadow"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopiesDropped: _TypeAlias = CopiesDropped  # noqa: Y015
 
 @_typing.final
 class Route(_message.Message):
@@ -803,6 +1161,26 @@ class Route(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class AdapterFaultsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MODEL_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_FIELD_NUMBER: _builtins.int
@@ -813,12 +1191,27 @@ class Route(_message.Message):
     ADAPTER_TEAMS_FIELD_NUMBER: _builtins.int
     SHADOW_FIELD_NUMBER: _builtins.int
     SHADOW_PERCENT_FIELD_NUMBER: _builtins.int
+    POOLS_FIELD_NUMBER: _builtins.int
+    BASE_CONTEXT_FIELD_NUMBER: _builtins.int
+    RUNNER_FIELD_NUMBER: _builtins.int
+    START_S_FIELD_NUMBER: _builtins.int
+    WAKES_FIELD_NUMBER: _builtins.int
+    WAKING_FIELD_NUMBER: _builtins.int
+    ADAPTER_FAULTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_context: _builtins.int
     cluster: _builtins.str
     shadow: _builtins.str
     """version that gets copies, or "" """
     shadow_percent: _builtins.int
+    base_context: _builtins.int
+    """of the versions that `weights` names; 0: max_context"""
+    runner: _builtins.str
+    """generate, embed, classify; "" where it is not told"""
+    start_s: _builtins.int
+    """that a start of its replicas took lately, 0 where none is known"""
+    wakes: _builtins.bool
+    """whether `waking` names any; alone, from an older peer: all that `weights` gives a part"""
     @_builtins.property
     def weights(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """version → percent"""
@@ -837,6 +1230,18 @@ class Route(_message.Message):
     def adapter_teams(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """adapter → whose alone it is"""
 
+    @_builtins.property
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pool]:
+        """of long prompts, rising"""
+
+    @_builtins.property
+    def waking(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """versions: a request that waits has a replica started where there is none"""
+
+    @_builtins.property
+    def adapter_faults(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """adapter → why no replica can load it"""
+
     def __init__(
         self,
         *,
@@ -850,14 +1255,48 @@ class Route(_message.Message):
         adapter_teams: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         shadow: _builtins.str = ...,
         shadow_percent: _builtins.int = ...,
+        pools: _abc.Iterable[Global___Pool] | None = ...,
+        base_context: _builtins.int = ...,
+        runner: _builtins.str = ...,
+        start_s: _builtins.int = ...,
+        wakes: _builtins.bool = ...,
+        waking: _abc.Iterable[_builtins.str] | None = ...,
+        adapter_faults: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_teams", b"adapter_teams", "adapters", b"adapters", "callers", b"callers", "cluster", b"cluster", "max_context", b"max_context", "model", b"model", "shadow", b"shadow", "shadow_percent", b"shadow_percent", "tiers", b"tiers", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_faults", b"adapter_faults", "adapter_teams", b"adapter_teams", "adapters", b"adapters", "base_context", b"base_context", "callers", b"callers", "cluster", b"cluster", "max_context", b"max_context", "model", b"model", "pools", b"pools", "runner", b"runner", "shadow", b"shadow", "shadow_percent", b"shadow_percent", "start_s", b"start_s", "tiers", b"tiers", "wakes", b"wakes", "waking", b"waking", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Route: _TypeAlias = Route  # noqa: Y015
+
+@_typing.final
+class Pool(_message.Message):
+    """Prompts from so many tokens on go to a version of their own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_TOKENS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    MAX_CONTEXT_FIELD_NUMBER: _builtins.int
+    from_tokens: _builtins.int
+    version: _builtins.str
+    max_context: _builtins.int
+    def __init__(
+        self,
+        *,
+        from_tokens: _builtins.int = ...,
+        version: _builtins.str = ...,
+        max_context: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_tokens", b"from_tokens", "max_context", b"max_context", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pool: _TypeAlias = Pool  # noqa: Y015
 
 @_typing.final
 class Trial(_message.Message):
@@ -870,11 +1309,14 @@ class Trial(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     TTFT_MS_FIELD_NUMBER: _builtins.int
     ITL_MS_FIELD_NUMBER: _builtins.int
+    DEATH_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.str
     failed: _builtins.bool
     ttft_ms: _builtins.float
     itl_ms: _builtins.float
+    death: _builtins.str
+    """the replica's life that ended under it, "" if it lives on: one event for all its requests"""
     def __init__(
         self,
         *,
@@ -883,10 +1325,11 @@ class Trial(_message.Message):
         failed: _builtins.bool = ...,
         ttft_ms: _builtins.float = ...,
         itl_ms: _builtins.float = ...,
+        death: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "itl_ms", b"itl_ms", "model", b"model", "ttft_ms", b"ttft_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["death", b"death", "failed", b"failed", "itl_ms", b"itl_ms", "model", b"model", "ttft_ms", b"ttft_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

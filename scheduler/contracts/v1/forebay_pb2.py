@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$scheduler/contracts/v1/forebay.proto\x12\nforebay.v1\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xf0\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x07\x61\x64\x61pter\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x04 \x01(\t\x12\x0e\n\x06prompt\x18\x05 \x01(\t\x12%\n\x08messages\x18\x06 \x03(\x0b\x32\x13.forebay.v1.Message\x12\x12\n\nmax_tokens\x18\x07 \x01(\x05\x12\x18\n\x0btemperature\x18\x08 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\t \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x03H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x17\n\ncache_hint\x18\x0c \x01(\tH\x05\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\r \x01(\x03\x42\n\n\x08_versionB\n\n\x08_adapterB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_cache_hint\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x15\n\rcached_tokens\x18\x02 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\x05\"\x8c\x01\n\nTokenChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1a\n\rfinish_reason\x18\x03 \x01(\tH\x00\x88\x01\x01\x12%\n\x05usage\x18\x04 \x01(\x0b\x32\x11.forebay.v1.UsageH\x01\x88\x01\x01\x42\x10\n\x0e_finish_reasonB\x08\n\x06_usage\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"#\n\x0e\x43\x61ncelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"\x13\n\x11ListModelsRequest\"t\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08versions\x18\x02 \x03(\t\x12\x10\n\x08\x61\x64\x61pters\x18\x03 \x03(\t\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\x05\x12\r\n\x05tiers\x18\x05 \x03(\t\x12\x0e\n\x06status\x18\x06 \x01(\t\";\n\x12ListModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.forebay.v1.ModelInfo2\xdc\x01\n\tInference\x12\x41\n\x08Generate\x12\x1b.forebay.v1.GenerateRequest\x1a\x16.forebay.v1.TokenChunk0\x01\x12?\n\x06\x43\x61ncel\x12\x19.forebay.v1.CancelRequest\x1a\x1a.forebay.v1.CancelResponse\x12K\n\nListModels\x12\x1d.forebay.v1.ListModelsRequest\x1a\x1e.forebay.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$scheduler/contracts/v1/forebay.proto\x12\nforebay.v1\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xf0\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x07\x61\x64\x61pter\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x04 \x01(\t\x12\x0e\n\x06prompt\x18\x05 \x01(\t\x12%\n\x08messages\x18\x06 \x03(\x0b\x32\x13.forebay.v1.Message\x12\x12\n\nmax_tokens\x18\x07 \x01(\x05\x12\x18\n\x0btemperature\x18\x08 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\t \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x03H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x17\n\ncache_hint\x18\x0c \x01(\tH\x05\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\r \x01(\x03\x42\n\n\x08_versionB\n\n\x08_adapterB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_cache_hint\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x15\n\rcached_tokens\x18\x02 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\x05\"\x8c\x01\n\nTokenChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1a\n\rfinish_reason\x18\x03 \x01(\tH\x00\x88\x01\x01\x12%\n\x05usage\x18\x04 \x01(\x0b\x32\x11.forebay.v1.UsageH\x01\x88\x01\x01\x42\x10\n\x0e_finish_reasonB\x08\n\x06_usage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xc6\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08priority\x18\x03 \x01(\t\x12\r\n\x05texts\x18\x04 \x03(\t\x12\'\n\ttoken_ids\x18\x05 \x03(\x0b\x32\x14.forebay.v1.TokenIds\x12\x17\n\ndimensions\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\x03\x42\n\n\x08_versionB\r\n\x0b_dimensions\"9\n\tEmbedding\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0e\n\x06values\x18\x02 \x03(\x02\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"\\\n\rEmbedResponse\x12)\n\nembeddings\x18\x01 \x03(\x0b\x32\x15.forebay.v1.Embedding\x12 \n\x05usage\x18\x02 \x01(\x0b\x32\x11.forebay.v1.Usage\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"#\n\x0e\x43\x61ncelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"\x13\n\x11ListModelsRequest\"t\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08versions\x18\x02 \x03(\t\x12\x10\n\x08\x61\x64\x61pters\x18\x03 \x03(\t\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\x05\x12\r\n\x05tiers\x18\x05 \x03(\t\x12\x0e\n\x06status\x18\x06 \x01(\t\";\n\x12ListModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.forebay.v1.ModelInfo2\x9a\x02\n\tInference\x12\x41\n\x08Generate\x12\x1b.forebay.v1.GenerateRequest\x1a\x16.forebay.v1.TokenChunk0\x01\x12<\n\x05\x45mbed\x12\x18.forebay.v1.EmbedRequest\x1a\x19.forebay.v1.EmbedResponse\x12?\n\x06\x43\x61ncel\x12\x19.forebay.v1.CancelRequest\x1a\x1a.forebay.v1.CancelResponse\x12K\n\nListModels\x12\x1d.forebay.v1.ListModelsRequest\x1a\x1e.forebay.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,16 +39,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_USAGE']._serialized_end=545
   _globals['_TOKENCHUNK']._serialized_start=548
   _globals['_TOKENCHUNK']._serialized_end=688
-  _globals['_CANCELREQUEST']._serialized_start=690
-  _globals['_CANCELREQUEST']._serialized_end=725
-  _globals['_CANCELRESPONSE']._serialized_start=727
-  _globals['_CANCELRESPONSE']._serialized_end=762
-  _globals['_LISTMODELSREQUEST']._serialized_start=764
-  _globals['_LISTMODELSREQUEST']._serialized_end=783
-  _globals['_MODELINFO']._serialized_start=785
-  _globals['_MODELINFO']._serialized_end=901
-  _globals['_LISTMODELSRESPONSE']._serialized_start=903
-  _globals['_LISTMODELSRESPONSE']._serialized_end=962
-  _globals['_INFERENCE']._serialized_start=965
-  _globals['_INFERENCE']._serialized_end=1185
+  _globals['_TOKENIDS']._serialized_start=690
+  _globals['_TOKENIDS']._serialized_end=713
+  _globals['_EMBEDREQUEST']._serialized_start=716
+  _globals['_EMBEDREQUEST']._serialized_end=914
+  _globals['_EMBEDDING']._serialized_start=916
+  _globals['_EMBEDDING']._serialized_end=973
+  _globals['_EMBEDRESPONSE']._serialized_start=975
+  _globals['_EMBEDRESPONSE']._serialized_end=1067
+  _globals['_CANCELREQUEST']._serialized_start=1069
+  _globals['_CANCELREQUEST']._serialized_end=1104
+  _globals['_CANCELRESPONSE']._serialized_start=1106
+  _globals['_CANCELRESPONSE']._serialized_end=1141
+  _globals['_LISTMODELSREQUEST']._serialized_start=1143
+  _globals['_LISTMODELSREQUEST']._serialized_end=1162
+  _globals['_MODELINFO']._serialized_start=1164
+  _globals['_MODELINFO']._serialized_end=1280
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1282
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1341
+  _globals['_INFERENCE']._serialized_start=1344
+  _globals['_INFERENCE']._serialized_end=1626
 # @@protoc_insertion_point(module_scope)

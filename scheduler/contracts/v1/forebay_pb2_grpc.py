@@ -41,6 +41,11 @@ class InferenceStub:
                 request_serializer=scheduler_dot_contracts_dot_v1_dot_forebay__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=scheduler_dot_contracts_dot_v1_dot_forebay__pb2.TokenChunk.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/forebay.v1.Inference/Embed',
+                request_serializer=scheduler_dot_contracts_dot_v1_dot_forebay__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=scheduler_dot_contracts_dot_v1_dot_forebay__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/forebay.v1.Inference/Cancel',
                 request_serializer=scheduler_dot_contracts_dot_v1_dot_forebay__pb2.CancelRequest.SerializeToString,
@@ -60,6 +65,13 @@ class InferenceServicer:
 
     def Generate(self, request, context):
         """Streams an answer. The last chunk of each choice has finish_reason; the last of all has usage.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Embeds texts or token ids, in one answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,6 +98,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=scheduler_dot_contracts_dot_v1_dot_forebay__pb2.GenerateRequest.FromString,
                     response_serializer=scheduler_dot_contracts_dot_v1_dot_forebay__pb2.TokenChunk.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=scheduler_dot_contracts_dot_v1_dot_forebay__pb2.EmbedRequest.FromString,
+                    response_serializer=scheduler_dot_contracts_dot_v1_dot_forebay__pb2.EmbedResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -127,6 +144,33 @@ class Inference:
             '/forebay.v1.Inference/Generate',
             scheduler_dot_contracts_dot_v1_dot_forebay__pb2.GenerateRequest.SerializeToString,
             scheduler_dot_contracts_dot_v1_dot_forebay__pb2.TokenChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/forebay.v1.Inference/Embed',
+            scheduler_dot_contracts_dot_v1_dot_forebay__pb2.EmbedRequest.SerializeToString,
+            scheduler_dot_contracts_dot_v1_dot_forebay__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

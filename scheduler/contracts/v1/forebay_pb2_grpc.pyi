@@ -37,6 +37,8 @@ class InferenceStub:
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_forebay_pb2.GenerateRequest, _forebay_pb2.TokenChunk]
     """Streams an answer. The last chunk of each choice has finish_reason; the last of all has usage."""
+    Embed: _grpc.UnaryUnaryMultiCallable[_forebay_pb2.EmbedRequest, _forebay_pb2.EmbedResponse]
+    """Embeds texts or token ids, in one answer."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_forebay_pb2.CancelRequest, _forebay_pb2.CancelResponse]
     """Cancels one of the caller's own requests by the server's request id."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_forebay_pb2.ListModelsRequest, _forebay_pb2.ListModelsResponse]
@@ -51,6 +53,8 @@ class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_forebay_pb2.GenerateRequest, _forebay_pb2.TokenChunk]  # type: ignore[assignment]
     """Streams an answer. The last chunk of each choice has finish_reason; the last of all has usage."""
+    Embed: _aio.UnaryUnaryMultiCallable[_forebay_pb2.EmbedRequest, _forebay_pb2.EmbedResponse]  # type: ignore[assignment]
+    """Embeds texts or token ids, in one answer."""
     Cancel: _aio.UnaryUnaryMultiCallable[_forebay_pb2.CancelRequest, _forebay_pb2.CancelResponse]  # type: ignore[assignment]
     """Cancels one of the caller's own requests by the server's request id."""
     ListModels: _aio.UnaryUnaryMultiCallable[_forebay_pb2.ListModelsRequest, _forebay_pb2.ListModelsResponse]  # type: ignore[assignment]
@@ -68,6 +72,14 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_forebay_pb2.TokenChunk], _abc.AsyncIterator[_forebay_pb2.TokenChunk]]:
         """Streams an answer. The last chunk of each choice has finish_reason; the last of all has usage."""
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _forebay_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_forebay_pb2.EmbedResponse, _abc.Awaitable[_forebay_pb2.EmbedResponse]]:
+        """Embeds texts or token ids, in one answer."""
 
     @_abc_1.abstractmethod
     def Cancel(

@@ -25,6 +25,10 @@ class Inspector(Protocol):
         """Look at an adapter's files, and whether they fit the versions of its model."""
         ...
 
+    def blind(self, spec: fleet.ReplicaSpec) -> str:
+        """Return what of a version can't be looked at from here, "" if all can."""
+        ...
+
 
 class Unseen:
     """An inspector that looks at nothing: for documents that were inspected before."""
@@ -37,6 +41,11 @@ class Unseen:
     def adapter(self, adapter: document.Adapter, versions: Sequence[fleet.ReplicaSpec]) -> str:
         """Find nothing."""
         del adapter, versions
+        return ""
+
+    def blind(self, spec: fleet.ReplicaSpec) -> str:
+        """Say nothing."""
+        del spec
         return ""
 
 
@@ -63,8 +72,10 @@ def faults(
             continue
         yield from _scaled(place, model.scaling)
         yield from _routed(place, model)
+        yield from _pools(place, model)
         for version, each in model.versions.items():
             yield from _version(f"{place}.versions.{version}", each, profile_)
+        yield from _runners(place, model)
         specs = compiled.specs(name, model, profile_)
         for spec in specs:
             asked = {("version", name, spec.version), ("model", name, "")}
@@ -85,6 +96,8 @@ def _adapter(
 ) -> Iterator[str]:
     """Yield an adapter's faults, each from its own field on; files are looked at by an inspector alone."""
     one = model.adapters[name]
+    if any(spec.model == name for spec in specs):
+        yield ": bears its model's name, and requests for it would reach the base: name it otherwise"
     for version in one.versions:
         if version not in model.versions:
             known = ", ".join(sorted(model.versions)) or "none"
@@ -113,6 +126,10 @@ def _version(
         yield f"{place}: weights missing: engine {version.engine} needs a folder or a URL"
     if version.scaling is not None:
         yield from _scaled(place, version.scaling)
+    if version.adapter_slots and version.engine is fleet.EngineKind.HTTP:
+        yield f"{place}: adapter_slots: an external server's adapters are its own affair: leave it out"
+    if version.adapter_host and version.adapter_host < (version.adapter_slots or 0):
+        yield f"{place}: adapter_host {version.adapter_host} is below adapter_slots: every slot's is held too"
     if version.quantization.lower() in FP8 and not version.quantization_approval:
         yield (
             f"{place}: quantization {version.quantization} without quantization_approval: name who has "
@@ -125,6 +142,19 @@ def _version(
             f"{place}: tensor_parallel × pipeline_parallel is {ranks}, and a replica has {gpus} GPUs: "
             "take a larger profile or lower them"
         )
+
+
+def _runners(place: str, model: document.Model) -> Iterator[str]:
+    """Yield versions that do something else than the first: callers could not know what they get."""
+    does = compiled.runner(model)
+    for version, each in sorted(model.versions.items()):
+        if each.runner is not does:
+            first = min(model.versions)
+            yield (
+                f"{place}.versions.{version}.runner: {each.runner}, and {first} is {does}: all versions of a "
+                "model do the same; declare another model"
+            )
+            return
 
 
 def _routed(place: str, model: document.Model) -> Iterator[str]:
@@ -144,13 +174,56 @@ def _routed(place: str, model: document.Model) -> Iterator[str]:
             yield f"{place}.route.shadow: {route.shadow.version} is unknown; known are: {known}"
         elif route.versions.get(route.shadow.version) == 100:
             yield f"{place}.route.shadow: {route.shadow.version} answers all requests itself: name another"
+        elif fault := _no_copies(model, model.versions[route.shadow.version]):
+            yield f"{place}.route.shadow: {route.shadow.version} {fault}"
+
+
+def _pools(place: str, model: document.Model) -> Iterator[str]:
+    """Yield what is wrong with pools: lengths that no version takes, versions without an endpoint."""
+    room, last = compiled.base_context(model), 0
+    known = ", ".join(sorted(model.versions)) or "none"
+    for pool in sorted(model.route.pools, key=lambda pool: pool.from_tokens):
+        here = f"{place}.route.pools: {pool.version} from {pool.from_tokens} tokens"
+        version = model.versions.get(pool.version)
+        if version is None:
+            yield f"{here}: is unknown; known are: {known}"
+            return
+        if pool.from_tokens == last:
+            yield f"{here}: another pool begins there too: name one"
+        elif pool.from_tokens > room:
+            yield f"{here}: prompts of {room} to {pool.from_tokens} tokens fit no version: begin at {room}"
+        elif pool.from_tokens >= version.max_context:
+            yield f"{here}: its context is {version.max_context}: raise its max_context, or begin earlier"
+        elif version.replicas == 0 and not version.scaling:
+            yield f"{here}: has no endpoint (replicas = 0 and no scaling): give it replicas"
+        room, last = version.max_context, pool.from_tokens
+
+
+def _no_copies(model: document.Model, version: document.Version) -> str:
+    """Return why a version could never take a copy, "" if it can."""
+    if version.replicas == 0 and not version.scaling:
+        return "has no endpoint (replicas = 0 and no scaling): give it replicas"
+    role = version.role or model.role
+    if role is fleet.Role.INTERACTIVE:
+        return (
+            "takes interactive requests alone, and copies are none: give it role = shared or batch"
+        )
+    if version.reserved_seats >= version.seats:
+        return "keeps all of its seats for interactive requests, and copies are none: lower reserved_seats"
+    return ""
 
 
 def _outside(path: str, folders: Sequence[str]) -> str:
     """Return why a path is in none of the folders; what links do is the inspector's to see."""
-    pure = PurePosixPath(path)
     if not folders:
         return "this site takes no adapters: set [scheduler] adapter_folders"
+    scheme, sign, rest = path.partition("://")
+    if sign and scheme != "file":
+        allowed = [folder.rstrip("/") + "/" for folder in folders if "://" in folder]
+        if ".." in rest.split("/") or not any(f"{path}/".startswith(one) for one in allowed):
+            return f"{path} is outside the allowed folders ({', '.join(folders)}): move it there"
+        return ""
+    pure = PurePosixPath(rest if sign else path)
     if not pure.is_absolute() or ".." in pure.parts:
         return f"{path} must be absolute and without `..`"
     if not any(pure.is_relative_to(folder) for folder in folders):

@@ -6,6 +6,11 @@ from typing import Any
 from scheduler.contracts import fleet
 from scheduler.runtime.models import document
 
+SLOTS = 8  # of adapters where a version says nothing: each takes GPU memory, used or not
+
+PERCENT = 100  # of CUDA MPS: what Slurm takes a GPU for unless gres.conf says otherwise
+CPUS = fleet.Hardware(gres="none")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Deployed:
@@ -22,10 +27,18 @@ def spec(
 ) -> fleet.ReplicaSpec:
     """Return how a replica of a version is started."""
     found = given.versions[version]
-    ranks = found.tensor_parallel * found.pipeline_parallel
     gpus = found.gpus
-    if gpus is None:
-        gpus = profile.gpus if profile is not None else ranks
+    if gpus is None and profile is not None:
+        gpus = units(profile)
+    elif gpus is None:
+        # What stands in front of an external server computes nothing.
+        attached = found.engine is fleet.EngineKind.HTTP
+        gpus = 0 if attached else found.tensor_parallel * found.pipeline_parallel
+    adapters = {
+        name: one.path
+        for name, one in sorted(given.adapters.items())
+        if not one.versions or version in one.versions
+    }
     slo = given.itl_slo_ms if found.itl_slo_ms is None else found.itl_slo_ms
     return fleet.ReplicaSpec(
         model=model,
@@ -37,15 +50,36 @@ def spec(
         reserved_seats=found.reserved_seats,
         max_context=found.max_context,
         gpus=gpus,
-        adapters={
-            name: one.path
-            for name, one in sorted(given.adapters.items())
-            if not one.versions or version in one.versions
-        },
+        adapters=adapters,
+        adapter_slots=_slots(found, len(adapters)),
+        adapter_host=found.adapter_host,
         dedicated=given.dedicated if found.dedicated is None else found.dedicated,
         itl_slo_ms=slo,
+        ttft_slo_ms=given.ttft_slo_ms if found.ttft_slo_ms is None else found.ttft_slo_ms,
         weights_digest=found.weights_digest,
         tuning=_tuning(found),
+        hardware=hardware(profile) if gpus or profile is not None else CPUS,
+    )
+
+
+def units(profile: document.Profile) -> int:
+    """Return the units of its GRES that a replica on a profile takes."""
+    return int(profile.gres.partition(":")[2]) if profile.gres else profile.gpus
+
+
+def hardware(profile: document.Profile | None) -> fleet.Hardware:
+    """Return what a replica on a profile needs of a node."""
+    if profile is None:
+        return fleet.ANY_NODE
+    shared = profile.gres.partition(":")[0]
+    return fleet.Hardware(
+        gres=shared or ("gpu" if profile.gpus else "none"),
+        gres_type=profile.gres_type,
+        parts=profile.parts or (PERCENT if shared == "mps" else 1),
+        memory_gb=profile.memory_gb,
+        cpus=profile.cpus,
+        constraint=profile.constraint,
+        container=profile.container,
     )
 
 
@@ -65,21 +99,59 @@ def deployed(
     """Return what is kept of each version.
 
     A version that answers nothing, is no shadow and is not ``kept`` (a rollout needs it) has no replicas,
-    unless it says itself how many.
+    unless it says itself how many. One that is nothing but a shadow or a pool has one replica, which is never
+    scaled away: what the model needs says nothing of it.
     """
-    shadow = model.route.shadow.version if model.route.shadow else ""
+    beside = {pool.version for pool in model.route.pools}
+    if model.route.shadow:
+        beside.add(model.route.shadow.version)
     found: list[Deployed] = []
     for each in specs(name, model, profile):
         given = model.versions[each.version]
-        used = bool(model.route.versions.get(each.version)) or each.version in kept | {shadow}
+        route_share = model.route.versions.get(each.version, 0)
+        used = bool(route_share) or each.version in kept
         bounds = model.scaling if given.scaling is None else given.scaling
         replicas = given.replicas
-        if replicas is None:
+        if each.version in beside and not route_share and each.version not in kept:
+            if given.scaling is None:
+                bounds = {}
+            elif bounds:
+                bounds = {**bounds, "floor": max(1, bounds.get("floor", 0))}
+            replicas = 1 if replicas is None else replicas
+        elif replicas is None:
             replicas = model.replicas if used else 0
             if not used:
                 bounds = {}
         found.append(Deployed(each, replicas, given.role or model.role, bounds))
     return tuple(found)
+
+
+def pools(model: document.Model) -> tuple[fleet.Pool, ...]:
+    """Return a route's pools, rising."""
+    return tuple(
+        fleet.Pool(pool.from_tokens, pool.version, model.versions[pool.version].max_context)
+        for pool in sorted(model.route.pools, key=lambda pool: pool.from_tokens)
+    )
+
+
+def base_context(model: document.Model) -> int:
+    """Return what every version takes that answers by percent: a request must not wait for one that can't."""
+    answering = [model.versions[name] for name, share in model.route.versions.items() if share]
+    return min((each.max_context for each in answering or model.versions.values()), default=0)
+
+
+def runner(model: document.Model) -> document.Runner:
+    """Return what a model does: all of its versions do the same (`checks`)."""
+    return next(
+        (each.runner for _, each in sorted(model.versions.items())), document.Runner.GENERATE
+    )
+
+
+def _slots(version: document.Version, adapters: int) -> int:
+    """Return how many adapters a replica may run in one batch; an external server's are its own affair."""
+    if version.engine is fleet.EngineKind.HTTP:
+        return 0
+    return min(adapters, SLOTS) if version.adapter_slots is None else version.adapter_slots
 
 
 def _tuning(version: document.Version) -> dict[str, Any]:

@@ -5,7 +5,6 @@ entries, one for each thing that can change by itself; `entries` and `whole` tur
 Nothing here looks beyond a single field's kind and range: what the parts say of each other is `checks`.
 """
 
-import enum
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -23,19 +22,12 @@ def _printable(text: str) -> str:
     return text
 
 
+Runner = requests.Runner
 Text = Annotated[str, pydantic.Field(max_length=1024), pydantic.AfterValidator(_printable)]
 Name = Annotated[
     str,
     pydantic.Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$"),
 ]
-
-
-class Runner(enum.StrEnum):
-    """What a version does with a request."""
-
-    GENERATE = "generate"
-    EMBED = "embed"
-    CLASSIFY = "classify"
 
 
 class Frozen(pydantic.BaseModel):
@@ -49,17 +41,46 @@ class Profile(Frozen):
 
     Attributes:
         gres_type: GPU type (`H100`); empty: any.
-        gpus: of one replica.
-        memory_gb: of host memory that a node must have, in 10^9 bytes; 0: not looked at.
+        gpus: of one replica; 0: it runs on CPUs, one to a lease.
+        gres: instead of `gpus` a part of one GPU that others share: `shard:2`, `mps:50`.
+        parts: of a GPU, as the site's gres.conf has it (shards of a GPU; 100 of mps); only with such a gres.
+        memory_gb: host memory of one replica, in 10^9 bytes; 0: as the site has set.
+        cpus: of one replica; 0: as the site has set.
         constraint: node features, as sbatch takes them.
         container: image that the engine runs in; empty: the site's own environment.
     """
 
     gres_type: Text = ""
     gpus: int = pydantic.Field(1, ge=0, le=1024)
+    gres: Text = ""
+    parts: int = pydantic.Field(0, ge=0, le=100_000)
     memory_gb: float = pydantic.Field(0.0, ge=0, le=1e6)
+    cpus: int = pydantic.Field(0, ge=0, le=100_000)
     constraint: Text = ""
     container: Text = ""
+
+    @pydantic.model_validator(mode="after")
+    def _of_one_kind(self) -> "Profile":
+        kind, _, count = self.gres.partition(":")
+        if not self.gres:
+            if self.parts:
+                raise ValueError("parts: only with gres shard:N or mps:N; leave it out")
+            return self
+        if (
+            kind not in {"shard", "mps"}
+            or not count.isascii()
+            or not count.isdigit()
+            or not int(count)
+        ):
+            raise ValueError(f"gres {self.gres}: write shard:N or mps:N; whole GPUs are `gpus`")
+        if kind == "shard" and self.parts < 2:
+            raise ValueError("parts: missing: write how many shards a GPU has in gres.conf")
+        if int(count) > (self.parts or 100):
+            raise ValueError(
+                f"gres {self.gres}: a GPU has {self.parts or 100} of them, and a job gets parts of one GPU; "
+                "lower it, or take whole GPUs"
+            )
+        return self
 
 
 class Version(Frozen):
@@ -74,7 +95,10 @@ class Version(Frozen):
         quantization_approval: who allowed that quantization for this version, and where it is written down.
         tensor_parallel, pipeline_parallel: GPUs of a replica are their product, unless the profile says more.
         engine_args: the engine's long options without dashes.
-        replicas, scaling, role, dedicated, itl_slo_ms: where they differ from the model's.
+        replicas, scaling, role, dedicated, itl_slo_ms, ttft_slo_ms: where they differ from the model's.
+        adapter_slots: LoRA adapters that a replica may run in one batch; None: as many as the model has when
+            it starts, at most `compiled.SLOTS`; 0: none.
+        adapter_host: LoRA adapters that a replica holds ready in host memory; 0: as many as slots.
     """
 
     engine: fleet.EngineKind = fleet.EngineKind.VLLM
@@ -97,6 +121,9 @@ class Version(Frozen):
     role: fleet.Role | None = None
     dedicated: Text | None = None
     itl_slo_ms: float | None = pydantic.Field(None, ge=0.1)
+    ttft_slo_ms: float | None = pydantic.Field(None, ge=0)
+    adapter_slots: int | None = pydantic.Field(None, ge=0, le=1024)
+    adapter_host: int = pydantic.Field(0, ge=0, le=100_000)
 
 
 class Shadow(Frozen):
@@ -106,11 +133,19 @@ class Shadow(Frozen):
     percent: int = pydantic.Field(ge=1, le=100)
 
 
+class Pool(Frozen):
+    """Prompts from so many tokens on go to a version of their own: on more GPUs, with a longer context."""
+
+    from_tokens: int = pydantic.Field(ge=1, le=100_000_000)
+    version: Name
+
+
 class Route(Frozen):
-    """Which versions answer, by percent."""
+    """Which versions answer, by percent; what is as long as a pool asks for goes to the pool's version."""
 
     versions: dict[Name, Annotated[int, pydantic.Field(ge=0, le=100)]] = {}
     shadow: Shadow | None = None
+    pools: list[Pool] = pydantic.Field([], max_length=16)
 
 
 class Adapter(Frozen):
@@ -142,6 +177,7 @@ class Model(Frozen):
         role: what a replica takes in calm.
         dedicated: team that pays for idle replicas; empty: everybody.
         itl_slo_ms: inter-token latency promised, ms.
+        ttft_slo_ms: time to first token promised, ms; 0: the site's ([scheduler] ttft_slo_ms).
     """
 
     profile: Text = ""
@@ -152,6 +188,7 @@ class Model(Frozen):
     role: fleet.Role = fleet.Role.SHARED
     dedicated: Text = ""
     itl_slo_ms: float = pydantic.Field(25.0, ge=0.1)
+    ttft_slo_ms: float = pydantic.Field(0.0, ge=0)
     versions: dict[Name, Version] = {}
     route: Route = Route()
     adapters: dict[Name, Adapter] = {}

@@ -8,6 +8,7 @@ made of it meanwhile; one that the file has dropped is removed.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scheduler.contracts import fleet
 from scheduler.runtime import config
 from scheduler.runtime.models import document
 
@@ -58,6 +59,7 @@ def _model(mine: Sequence[config.ModelSettings]) -> dict[str, Any]:
         "role": last.role,
         "dedicated": last.dedicated,
         "itl_slo_ms": last.itl_slo_ms,
+        "ttft_slo_ms": last.ttft_slo_ms,
         "versions": {item.version: _version(item, last, shares) for item in mine},
         "route": {"versions": shares},
         "adapters": _adapters(mine),
@@ -77,6 +79,7 @@ def _version(
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
         "engine": item.engine,
+        "runner": item.runner,
         "weights": item.weights,
         "max_context": item.max_context,
         "weights_digest": item.weights_digest,
@@ -84,7 +87,9 @@ def _version(
         "engine_args": dict(item.engine_args),
         "seats": item.seats,
         "reserved_seats": item.reserved_seats,
-        "gpus": item.gpus,
+        "gpus": None if item.engine is fleet.EngineKind.HTTP and item.gpus == 1 else item.gpus,
+        "adapter_slots": None if item.adapter_slots < 0 else item.adapter_slots,
+        "adapter_host": item.adapter_host,
     }
     # What a version says as its model does follows the route; without a share it is kept as the file says.
     alone = shares[item.version] == 0
@@ -92,7 +97,7 @@ def _version(
         found["replicas"] = item.replicas
     if alone or dict(item.scaling) != dict(last.scaling):
         found["scaling"] = dict(item.scaling)
-    for name in ("role", "dedicated", "itl_slo_ms"):
+    for name in ("role", "dedicated", "itl_slo_ms", "ttft_slo_ms"):
         if getattr(item, name) != getattr(last, name):
             found[name] = getattr(item, name)
     return found

@@ -123,6 +123,9 @@ def _further(
             hold_s=terms.hold_s,
             least=terms.least,
             keep_s=terms.keep_s,
+            warm_s=terms.warm_s,
+            gate=was.gate or terms.gate,
+            gate_passed=None if terms.gate else was.gate_passed,
         )
 
     return _moved(site, now.model, wish, change, wish.reason)

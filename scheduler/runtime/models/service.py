@@ -22,12 +22,14 @@ class Site:
     Attributes:
         inspector: looks at files, engines' parsers and nodes.
         adapter_folders: in which adapters may lie.
+        node_gpus: GPUs of a node, over several of which a replica may go; 0: not known, and none does.
     """
 
     registry: store.Registry
     time: clock.Clock
     inspector: checks.Inspector = dataclasses.field(default_factory=checks.Unseen)
     adapter_folders: Sequence[str] = ()
+    node_gpus: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ def _check(site: Site, before: document.Entries, after: document.Entries) -> Non
     fact = site.registry.journal.fact("nodes")
     nodes = fact.body.get("nodes", ()) if fact is not None else ()
     for name in {key[2] for key in made if key[0] == "profile"} & whole.profiles.keys():
-        if fault := hardware.fault(whole.profiles[name], nodes):
+        if fault := hardware.fault(whole.profiles[name], nodes, site.node_gpus):
             raise errors.BadRequest(f"profiles.{name}.{fault}")
     for fault in checks.faults(whole, site.inspector, frozenset(made), site.adapter_folders):
         raise errors.BadRequest(fault)

@@ -45,6 +45,7 @@ class Catalog:
                     replicas=row.configured if row.scaled is None else row.scaled,
                     role=fleet.Role(row.role),
                     scaling=_scaling(row),
+                    pinned=row.scaled is not None,
                     hold_batch=row.hold_batch,
                     quarantined_until_us=row.quarantined_until_us,
                     quarantine_reason=row.quarantine_reason,
@@ -123,8 +124,12 @@ def _rules(rules: Mapping[str, Any]) -> dict[str, Any]:
         "callers": tuple(rules.get("callers", ())),
         "tiers": () if set(tiers) == set(requests.Tier) else tiers,
         "adapter_teams": {name: team for name, team in rules.get("adapters", {}).items() if team},
+        "preload": tuple(rules.get("preload", ())),
         "shadow": shadow.get("version", ""),
         "shadow_percent": shadow.get("percent", 0),
+        "pools": tuple(fleet.Pool(**pool) for pool in rules.get("pools", ())),
+        "base_context": rules.get("base_context", 0),
+        "runner": rules.get("runner", ""),
     }
 
 

@@ -8,7 +8,7 @@ cancelled task can't leave one open.
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,14 @@ from sqlalchemy import orm
 from scheduler.runtime.registry import tables
 
 BUSY_MS = 30_000
+# libpq's own names: a server whose host has vanished ends no connection by itself.
+POSTGRES: Mapping[str, Any] = {
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 10_000,
+}
 VERSION_TABLE = "registry_version"
 _WRITES = "forebay_writes"
 _MIGRATION_LOCK = 0x464F5245  # any number that is only ours, for pg_advisory_xact_lock
@@ -37,7 +45,7 @@ class Database:
         if sqlite:
             options["connect_args"] = {"timeout": BUSY_MS / 1000, "check_same_thread": False}
         else:
-            options["connect_args"] = {"connect_timeout": 5}
+            options["connect_args"] = POSTGRES
         self._engine = sa.create_engine(self.url, **options)
         if sqlite:
             sa.event.listen(self._engine, "connect", _prepare_sqlite)

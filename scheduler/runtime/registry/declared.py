@@ -5,14 +5,14 @@ the revision with author and reason, and the rows of models, versions, routes an
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import orm
 
 from scheduler.contracts import errors
-from scheduler.core import rollouts
+from scheduler.core import replicas, rollouts
 from scheduler.runtime import config
 from scheduler.runtime.models import changes, compiled, document, imported
 from scheduler.runtime.registry import database, spec_json, tables
@@ -143,6 +143,41 @@ class Catalogue:
                 run(session, whole(session), now_us)
                 moved(session)
 
+    def forget(self, epoch: int) -> int:
+        """Delete what is run of versions that nobody declares any more, once no replica is of them.
+
+        Args:
+            epoch: the leader's; raises `database.Fenced` if another broker leads.
+
+        Returns:
+            How many versions are gone.
+        """
+        with self._base.write(epoch) as session:
+            _locked(session)
+            running = sa.select(tables.Replica.model, tables.Replica.version).where(
+                tables.Replica.state.not_in(replicas.FINALS)
+            )
+            kept = {tuple(key) for key in session.execute(running)}
+            kept |= {(model, name) for kind, model, name in entries(session) if kind == "version"}
+            # In the order of their foreign keys.
+            _drop(session, session.scalars(sa.select(tables.Deployment)), kept)
+            gone = _drop(session, session.scalars(sa.select(tables.Version)), kept)
+            if gone:
+                moved(session)
+            return gone
+
+
+def _drop(
+    session: orm.Session,
+    rows: Iterable[tables.Deployment | tables.Version],
+    kept: Collection[tuple[str, ...]],
+) -> int:
+    gone = [row for row in rows if (row.model, row.version) not in kept]
+    for row in gone:
+        session.delete(row)
+    session.flush()
+    return len(gone)
+
 
 def _end_rollouts(session: orm.Session, models: Collection[str], now_us: int) -> bool:
     """End the rollouts of models that are declared anew, route and all; return whether there was one."""
@@ -206,10 +241,8 @@ def _run_model(
     if row is None:
         row = tables.Model(name=name, created_us=now_us)
         session.add(row)
-    answering = [model.versions[each] for each, share in model.route.versions.items() if share]
-    # What every version takes: a request must not wait for one that can't.
-    contexts = [each.max_context for each in answering or model.versions.values()]
-    row.max_context = min(contexts, default=0)
+    base, pools = compiled.base_context(model), compiled.pools(model)
+    row.max_context = max([base, *(pool.max_context for pool in pools)])
     row.tiers = [tier.value for tier in model.tiers]
     session.flush()
     if not model.route.versions:
@@ -223,7 +256,11 @@ def _run_model(
         "tiers": [tier.value for tier in model.tiers],
         "callers": list(model.callers),
         "adapters": {adapter: one.team for adapter, one in model.adapters.items()},
+        "preload": [adapter for adapter, one in model.adapters.items() if one.preload],
         "shadow": model.route.shadow.model_dump() if model.route.shadow else {},
+        "pools": [dataclasses.asdict(pool) for pool in pools],
+        "base_context": base if pools else 0,
+        "runner": compiled.runner(model).value,
     }
 
 

@@ -59,10 +59,9 @@ class Holdings:
                 .where(tables.Slot.lease_id.in_(open_ids))
                 .order_by(tables.Slot.slot_id)
             ).all()
-            finals = [state for state in fleet.ReplicaState if replicas.replica_final(state)]
             known = session.scalars(
                 sa.select(tables.Replica)
-                .where(tables.Replica.state.not_in(finals))
+                .where(tables.Replica.state.not_in(replicas.FINALS))
                 .order_by(tables.Replica.created_us, tables.Replica.replica_id)
             ).all()
             ended = session.scalars(
@@ -164,6 +163,7 @@ class Holdings:
                 row = session.get(tables.Replica, replica.replica_id)
                 if row is None:
                     continue
+                row.phases = dict(replica.phases_s)
                 row.state = replica.state.value
                 row.reason = replica.reason
                 if replicas.replica_final(replica.state) and not row.ended_us:
@@ -189,6 +189,7 @@ def _lease(row: tables.Lease) -> fleet.Lease:
         state=fleet.LeaseState(row.state),
         gpus=row.gpus,
         gres_type=row.gres_type,
+        hardware=spec_json.hardware(row.hardware),
         partition=row.partition,
         slurm_job_id=row.slurm_job_id,
         nodes=tuple(row.nodes),
@@ -197,6 +198,9 @@ def _lease(row: tables.Lease) -> fleet.Lease:
         started_us=row.started_us,
         ended_us=row.ended_us,
         reason=row.reason,
+        whole_nodes=row.whole_nodes,
+        time_min_s=row.time_min_s,
+        exclude=tuple(row.exclude),
     )
 
 
@@ -207,6 +211,7 @@ def _fill_lease(row: tables.Lease, lease: fleet.Lease) -> None:
     row.state = lease.state.value
     row.gpus = lease.gpus
     row.gres_type = lease.gres_type
+    row.hardware = {} if lease.hardware == fleet.ANY_NODE else dataclasses.asdict(lease.hardware)
     row.partition = lease.partition
     row.slurm_job_id = lease.slurm_job_id
     row.nodes = list(lease.nodes)
@@ -215,6 +220,9 @@ def _fill_lease(row: tables.Lease, lease: fleet.Lease) -> None:
     row.started_us = lease.started_us
     row.ended_us = lease.ended_us
     row.reason = lease.reason
+    row.whole_nodes = lease.whole_nodes
+    row.time_min_s = lease.time_min_s
+    row.exclude = list(lease.exclude)
 
 
 def _slot(row: tables.Slot) -> snapshot.Slot:
@@ -241,6 +249,8 @@ def _fill_slot(session: orm.Session, slot: snapshot.Slot) -> None:
 
 def _replica(row: tables.Replica, leases: dict[ids.LeaseId, fleet.Lease]) -> ReplicaRow:
     lease = leases.get(ids.LeaseId(row.lease_id))
+    what = spec_json.read(row.spec)
+    over = lease.spread(what.gpus) if lease else 1
     replica = fleet.Replica(
         replica_id=ids.ReplicaId(row.replica_id),
         cluster=lease.cluster if lease else "",
@@ -248,10 +258,12 @@ def _replica(row: tables.Replica, leases: dict[ids.LeaseId, fleet.Lease]) -> Rep
         slot_id=ids.SlotId(row.slot_id),
         slurm_job_id=lease.slurm_job_id if lease else "",
         node=lease.nodes[0] if lease and lease.nodes else "",
-        spec=spec_json.read(row.spec),
+        spec=what,
         state=fleet.ReplicaState(row.state),
         role=fleet.Role(row.role),
         reason=row.reason,
+        phases_s=row.phases,
+        nodes=lease.nodes if lease and 1 < over == len(lease.nodes) else (),
     )
     return ReplicaRow(
         replica,
@@ -286,3 +298,4 @@ def _fill_replica(session: orm.Session, wish: ReplicaRow) -> None:
     row.asleep = wish.asleep
     row.state = replica.state.value
     row.reason = replica.reason
+    row.phases = dict(replica.phases_s)

@@ -5,6 +5,7 @@ so a plain SHA-256 is enough: there is nothing to guess.
 """
 
 import asyncio
+import concurrent.futures
 import dataclasses
 import hashlib
 import hmac
@@ -17,6 +18,10 @@ from scheduler.contracts import clock, errors, requests
 from scheduler.runtime.registry import database, tables
 
 PREFIX = "fbk"
+PATIENCE_S = 0.5  # a key that is known waits so long for the registry's newest word
+UNKNOWN_S = 5.0  # one that is not waits so long for any
+RETRY_S = 2.0
+_LOOKUPS = 1_000  # at once, of keys not known yet: whoever guesses keys must not fill memory
 ID_BYTES = 6
 SECRET_BYTES = 24
 
@@ -138,7 +143,8 @@ class RegistryKeys:
     """`ports.KeyStore` on the registry, with a short memory.
 
     A revoked key is refused within `fresh_s`. While the registry does not answer, keys that were good
-    when last seen stay good.
+    when last seen stay good; where it hangs, as a machine does that has stopped, it is waited for once.
+    Lookups have threads of their own: those that hang must not keep anything else waiting.
     """
 
     def __init__(self, keys: Keys, time: clock.Clock, *, fresh_s: float = 2.0) -> None:
@@ -146,13 +152,16 @@ class RegistryKeys:
         self._time = time
         self._fresh_s = fresh_s
         self._seen: dict[bytes, tuple[float, Key]] = {}
+        self._threads = concurrent.futures.ThreadPoolExecutor(2, "keys")
+        self._reading: dict[bytes, asyncio.Future[Key]] = {}
+        self._late: set[asyncio.Future[Key]] = set()  # was waited for in vain
 
     async def find(self, token: str) -> requests.Caller:
         """Return the key's caller.
 
         Raises:
             errors.Unauthenticated: not known; `errors.KeyExpired`: expired or revoked;
-                `errors.Internal`: the registry does not answer and the key was never seen.
+                `errors.Busy`: the registry does not answer and the key was never seen.
         """
         name = hashlib.sha256(token.encode()).digest()
         seen = self._seen.get(name)
@@ -168,18 +177,51 @@ class RegistryKeys:
     async def _read(
         self, token: str, name: bytes, seen: tuple[float, Key] | None
     ) -> tuple[float, Key]:
-        try:
-            key = await asyncio.to_thread(self._keys.find, token)
-        except errors.Unauthenticated:
-            self._seen.pop(name, None)
-            raise
-        except exc.SQLAlchemyError as error:
-            if seen is None:
-                raise errors.Internal("registry does not answer: try again later") from error
+        lookup = self._reading.get(name)
+        if lookup is None:
+            if seen is None and len(self._reading) >= _LOOKUPS:
+                raise _silent()
+            lookup = self._begin(token, name)
+        if seen is not None and lookup in self._late:
             return seen
-        found = (self._time.monotonic(), key)
-        self._seen[name] = found
-        return found
+        wait_s = UNKNOWN_S if seen is None else PATIENCE_S
+        await asyncio.wait({lookup}, timeout=wait_s)
+        if not lookup.done():
+            self._late.add(lookup)
+        elif (error := lookup.exception()) is None:
+            return self._time.monotonic(), lookup.result()
+        elif not isinstance(error, exc.SQLAlchemyError):
+            raise error
+        if seen is None:
+            raise _silent()
+        return seen
+
+    def _begin(self, token: str, name: bytes) -> "asyncio.Future[Key]":
+        """Look a key up, once for all who wait for it.
+
+        What comes of it is kept, also where nobody waits for it any more: a registry that answers late
+        each time must still be heard.
+        """
+        loop = asyncio.get_running_loop()
+        lookup = loop.run_in_executor(self._threads, self._keys.find, token)
+        self._reading[name] = lookup
+
+        def done(ended: "asyncio.Future[Key]") -> None:
+            self._reading.pop(name, None)
+            self._late.discard(ended)
+            if ended.cancelled():
+                return
+            if (error := ended.exception()) is None:
+                self._seen[name] = (self._time.monotonic(), ended.result())
+            elif isinstance(error, errors.Unauthenticated):
+                self._seen.pop(name, None)
+
+        lookup.add_done_callback(done)
+        return lookup
+
+
+def _silent() -> errors.Busy:
+    return errors.Busy("registry does not answer: try again later", retry_after_s=RETRY_S)
 
 
 def new_token() -> str:

@@ -16,4 +16,11 @@ def read(value: Mapping[str, Any]) -> fleet.ReplicaSpec:
     """Return a spec from JSON; keys of a newer release are left out."""
     names = {field.name for field in dataclasses.fields(fleet.ReplicaSpec)}
     known = {key: item for key, item in value.items() if key in names}
+    known["hardware"] = hardware(known.get("hardware", {}))
     return fleet.ReplicaSpec(**{**known, "engine": fleet.EngineKind(value["engine"])})
+
+
+def hardware(value: Mapping[str, Any]) -> fleet.Hardware:
+    """Return hardware from JSON; keys of a newer release are left out."""
+    names = {field.name for field in dataclasses.fields(fleet.Hardware)}
+    return fleet.Hardware(**{key: item for key, item in value.items() if key in names})

@@ -13,6 +13,7 @@ from scheduler.runtime.registry import (
     keys,
     lead,
     quotas,
+    retention,
     rollouts,
     timetable,
     wishes,
@@ -33,6 +34,7 @@ class Registry:
         journal: plans, events, facts.
         quotas: limits and counters.
         timetable: schedules.
+        retention: forgets what is long over.
         wishes: what admins want for now of batch, leases, nodes and replicas.
     """
 
@@ -48,6 +50,7 @@ class Registry:
         self.journal = journal.Journal(base)
         self.quotas = quotas.Quotas(base)
         self.timetable = timetable.Timetable(base)
+        self.retention = retention.Retention(base)
         self.wishes = wishes.Wishes(base)
 
     @classmethod

@@ -119,6 +119,10 @@ class Lease(Base):
     ended_us: orm.Mapped[int]
     reason: orm.Mapped[str]
     revision: orm.Mapped[int]
+    whole_nodes: orm.Mapped[int] = orm.mapped_column(server_default="0")
+    time_min_s: orm.Mapped[int] = orm.mapped_column(server_default="0")
+    exclude: orm.Mapped[list[str]] = orm.mapped_column(server_default="[]")
+    hardware: orm.Mapped[dict[str, Any]] = orm.mapped_column(server_default="{}")
 
 
 class Slot(Base):
@@ -154,6 +158,7 @@ class Replica(Base):
     reason: orm.Mapped[str]
     created_us: orm.Mapped[int]
     ended_us: orm.Mapped[int]
+    phases: orm.Mapped[dict[str, Any]] = orm.mapped_column(server_default="{}")
 
 
 class Schedule(Base):

@@ -50,7 +50,7 @@ class Watcher:
         url = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
         while not self._ending.is_set():
             try:
-                with psycopg.connect(url, autocommit=True, connect_timeout=5) as connection:
+                with psycopg.connect(url, autocommit=True, **database.POSTGRES) as connection:
                     connection.execute(f"LISTEN {declared.CHANNEL}")
                     self._news.set()  # whatever came while nobody listened
                     while not self._ending.is_set():

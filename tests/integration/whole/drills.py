@@ -19,6 +19,7 @@ from scheduler.runtime import address
 from slurm_plugins import devcluster
 from slurm_plugins.devcluster import processes as daemons
 from slurm_plugins.devcluster import site as layout
+from tests import endings
 from tests.integration.whole import batches, clients, running, waiting
 
 CONTINUED = frozenset({"replica_lost", "draining", "refused", "preempted"})
@@ -59,7 +60,14 @@ class Load:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the newest row of each stream: where it runs, or how it ended."""
-        return [self._house.attempts_of(each.request_id)[-1] for each in self.streams]
+        return [rows[-1] for rows in self._tries()]
+
+    def _tries(self) -> list[list[dict[str, Any]]]:
+        """Return the rows of each stream; asked for once, since the books hold those of many tests."""
+        found: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+        for row in self._house.attempts():
+            found[row["caller_request_id"]].append(row)
+        return [found[each.request_id] for each in self.streams]
 
     def whole(self, *, at_once: bool = False) -> None:
         """No client noticed anything: every text is whole and byte for byte what it always is.
@@ -70,7 +78,7 @@ class Load:
         for stream in self.streams:
             assert stream.ended().whole, vars(stream)
             assert "".join(stream.pieces) == self.text
-            rows = self._house.attempts_of(stream.request_id)
+        for rows in self._tries():
             tries = [row["attempt"] for row in rows]
             assert tries == list(range(1, len(rows) + 1)), rows
             outcomes = [row["outcome"] for row in rows]
@@ -105,7 +113,9 @@ class Standby:
         self.log = house.folder / f"standby-{number}.log"
         argv = [sys.executable, "-P", "-m", "forebay", "broker", "--config", str(house.config_file)]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(argv, stdout=log, stderr=log, env=house.env)
+            self.process = subprocess.Popen(
+                endings.tied("TERM", argv), stdout=log, stderr=log, env=house.env
+            )
         waiting.eventually(lambda: "standing by" in self.said(), "a broker that stands by")
 
     def said(self) -> str:

@@ -20,6 +20,7 @@ from forebay import config as configs
 from forebay import installation
 from slurm_plugins import select
 from slurm_plugins import settings as slurm_settings
+from tests import endings
 from tests.integration.whole import processes as living
 from tests.integration.whole import waiting
 
@@ -123,7 +124,11 @@ class Running:
         if munge_socket:
             self.env["FOREBAY_MUNGE_SOCKET"] = munge_socket
         doors = {"http_port": http, "grpc_port": grpc, "munge_socket": munge_socket}
-        tables = {**_TABLES, "forebay": {"state_dir": str(self.state)}, "slurm": dict(slurm)}
+        here = {
+            "state_dir": str(self.state),
+            "stable_s": 1.0,
+        }  # what is killed by turns is no crash loop
+        tables = {**_TABLES, "forebay": here, "slurm": dict(slurm)}
         tables["gateway"] = {**tables["gateway"], **doors, **(gateway or {})}
         tables["scheduler"] = {**tables["scheduler"], **(scheduler or {})}
         tables["engines"] = {**tables["engines"], "gpu_lock_dir": str(folder / "gpus")}
@@ -137,7 +142,9 @@ class Running:
             (self.state / "gateway.json").unlink(missing_ok=True)
             argv = [sys.executable, "-P", "-m", "forebay", "up", "--config", str(self.config_file)]
             with self._log.open("ab") as log:
-                self._process = subprocess.Popen(argv, stdout=log, stderr=log, env=self.env)
+                self._process = subprocess.Popen(
+                    endings.tied("INT", argv), stdout=log, stderr=log, env=self.env
+                )
             began = time.monotonic()
             self.settled(_UP_S)
             self.came_up_s = time.monotonic() - began

@@ -22,7 +22,7 @@ def test_openai_client(house: running.Running, key: str) -> None:
         base_url=f"{house.http}/v1",
         api_key=key,
         max_retries=0,
-        http_client=openai.DefaultHttpxClient(trust_env=False, timeout=60),
+        http_client=openai.DefaultHttpxClient(trust_env=False, verify=False, timeout=60),
     ) as client:
         assert [model.id for model in client.models.list()] == [running.MODEL]
         ask = {"model": running.MODEL, "messages": QUESTION, "max_tokens": 12, "temperature": 0}

@@ -51,10 +51,10 @@ def answered(house: running.Running, key: str) -> None:
 
 def test_replica_killed(house: running.Running, key: str) -> None:
     job = batches.Job.submit(house, key, LINES, TOKENS)
-    stream = clients.Stream(house, key, 500).begun()
+    stream = clients.Stream(house, key, 300).begun()
     victim = open_row(house, stream)["replica_id"]
     house.replica_process(victim).kill()
-    survived(house, stream, 500)
+    survived(house, stream, 300)
     answered(house, key)
     job.finished()
     house.settled()
@@ -64,10 +64,10 @@ def test_replica_killed(house: running.Running, key: str) -> None:
 
 def test_lease_cancelled(house: running.Running, key: str) -> None:
     job = batches.Job.submit(house, key, LINES, TOKENS)
-    stream = clients.Stream(house, key, 500).begun()
+    stream = clients.Stream(house, key, 300).begun()
     row = open_row(house, stream)
     subprocess.run(["scancel", row["slurm_job_id"]], env=house.env, check=True)
-    survived(house, stream, 500)
+    survived(house, stream, 300)
     answered(house, key)
     job.finished()
     house.settled()
@@ -112,7 +112,7 @@ def test_broker_killed(house: running.Running, key: str) -> None:
 def test_gateway_killed(house: running.Running, key: str) -> None:
     before = held(house)
     job = batches.Job.submit(house, key, LINES, TOKENS)
-    stream = clients.Stream(house, key, 500).begun()
+    stream = clients.Stream(house, key, 300).begun()
     house.part("gateway").kill()
     assert not stream.ended().whole
     assert stream.broken

@@ -3,7 +3,6 @@
 import functools
 import json
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,19 +11,13 @@ from tests.integration.whole import batches, clients, running, waiting
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(scope="module")
-def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[running.Running]:
-    """An installation on the embedded Slurm."""
-    slurm = {"client": "embedded", "embedded_kill_wait_s": 5.0}
-    made = running.Running(tmp_path_factory.mktemp("laptop"), slurm)
-    try:
-        yield made
-    finally:
-        made.close()
+@pytest.fixture(scope="module", autouse=True)
+def said_before(laptop_house: running.Running) -> int:
+    """Return how much of the log is of other modules' tests, which kill its parts."""
+    return len(laptop_house.log())
 
 
 def test_answers_and_a_batch_job(laptop: running.Running) -> None:
-    laptop.up()
     key = laptop.key
     job = batches.Job.submit(laptop, key, 30, 20)
     stream = clients.Stream(laptop, key, 10).begun().ended()
@@ -43,7 +36,6 @@ def test_answers_and_a_batch_job(laptop: running.Running) -> None:
 def test_what_it_costs(laptop: running.Running) -> None:
     """A rate and a bill over real services; looking again changes no tokens. GPU time goes on, and rows
     that come meanwhile change who has which part of it."""
-    laptop.up()
     stream = clients.Stream(laptop, laptop.key, 10).begun().ended()
     assert stream.whole
     laptop.settled()
@@ -72,7 +64,6 @@ def test_what_it_costs(laptop: running.Running) -> None:
 
 def test_quotas_and_budgets(laptop: running.Running) -> None:
     """Set, in force within seconds, counted, told."""
-    laptop.up()
     words = ("fctl", "quota", "set", "team=physics")
     refused = laptop.command(*words, "tokens_per_day=0", key=laptop.key)
     assert (refused.code, "may not set this" in refused.err) == (1, True), refused
@@ -108,9 +99,8 @@ def test_quotas_and_budgets(laptop: running.Running) -> None:
     assert used["cost_per_month"] > 10_000
 
 
-def test_nothing_is_left(laptop: running.Running) -> None:
-    laptop.up()
+def test_nothing_is_left(laptop: running.Running, said_before: int) -> None:
     assert len(laptop.slurm_jobs()) == running.REPLICAS
     assert laptop.down() == 128 + signal.SIGINT
     waiting.eventually(lambda: laptop.processes() == [], "the last process to end", 10)
-    assert "Traceback" not in laptop.log()
+    assert "Traceback" not in laptop.log()[said_before:]

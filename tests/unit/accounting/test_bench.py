@@ -1,13 +1,19 @@
 """The rows that `make bench-accounting` makes: as many as asked, in order, and the same merged as written."""
 
+import datetime
 from pathlib import Path
+from typing import Any
 
 import duckdb
+import pytest
 
-from accounting import books, manifest, merge, schema
+from accounting import books, manifest, merge, pieces, schema
+from tests.bench import accounting, accounting_report
 from tests.bench import accounting_data as data
-from tests.bench import accounting_report
 
+BILL: dict[str, Any] = {
+    "cold_s": 1.5, "warm_s": 1.0, "warm_spread_s": [1, 2], "rss_mb": 77, "cache_dropped": True, "sum": [1],
+}  # fmt: skip
 DAY = data.Day(3, 1000, 400)
 
 
@@ -27,7 +33,7 @@ def test_a_day_is_what_a_compaction_leaves(tmp_path: Path) -> None:
         rows = reading.query("SELECT * FROM usage")
     assert reading.problems == ()
     assert len({(row["request_id"], row["attempt"]) for row in rows}) == len(rows) == DAY.rows
-    assert [row["request_id"] for row in rows] == sorted(row["request_id"] for row in rows)
+    assert rows == sorted(rows, key=lambda row: [row[name] for name in pieces.ORDER])
     assert {row["arrived_us"] // data.DAY_US * data.DAY_US for row in rows} == {DAY.start_us}
     assert all(row["output_tokens"] >= 0 and row["uncached_prompt_tokens"] >= 0 for row in rows)
     assert len({row["team"] for row in rows}) > 40
@@ -48,3 +54,29 @@ def test_figures_go_between_their_marks(tmp_path: Path) -> None:
     path.write_text("before\n<!-- figures -->\nold\n<!-- end of figures -->\nafter\n")
     accounting_report.write(path, "new\n")
     assert path.read_text() == "before\n<!-- figures -->\nnew\n<!-- end of figures -->\nafter\n"
+
+
+def test_a_part_that_breaks_takes_no_other_along(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> dict[str, Any]:
+        raise RuntimeError("the disk is full\nand more")
+
+    done = accounting.Measured()
+    assert not done.part("rebuild", broken)
+    assert done.part("rollup", lambda: BILL)
+    assert "rebuild broke" in capsys.readouterr().err
+    found = accounting.figures(done, 5, datetime.datetime.now(datetime.UTC))
+    assert found["bill_s"] == {"rollup": 1.5, "segments": None}
+    assert (found["rss_mb"], found["broken"]) == (77, {"rebuild": "RuntimeError: the disk is full"})
+    text = accounting_report.text(found)
+    assert "- rebuild broke: RuntimeError: the disk is full\n" in text
+    assert "| month's bill from rollups, cold | 1.5 s | < 1 s |" in text
+    assert "| billing columns | not measured | ≤ 30 |" in text
+    assert "PostgreSQL 15" not in text
+
+
+def test_a_bill_that_is_another_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "stage", lambda *_: {**BILL, "sum": [2]})
+    done = accounting.Measured()
+    done.part("rollup", lambda: {**BILL, "sum": [1]})
+    assert not done.part("segments", lambda: accounting.bill(done, Path(), "segments"))
+    assert done.part("day", lambda: accounting.bill(done, Path(), "day"))

@@ -376,8 +376,15 @@ def test_freport_bill_is_exact_and_everyone_sees_their_own(run: Run) -> None:
         "red|ann|chat|interactive|uncached_prompt|8|tokens|0.50|0.004\n"
     )
     text = run("freport bill --month 2026-11")
-    assert text.startswith("-" * 80 + "\nBill of 2026-11 (open, as of now), in EUR\n")
-    assert text.endswith("Total: 8.04496 EUR\n")
+    assert text.startswith(
+        "-" * 80
+        + "\nBill of 2026-11 (open, as of now), in EUR; prices are for 1000 tokens or a GPU-hour\n"
+    )
+    assert text.endswith(
+        "Total of blue: 4.026 EUR\nTotal of red: 4.01896 EUR\nTotal: 8.04496 EUR\n"
+    )
+    points = {line[:117].rfind(".") for line in text.splitlines()[6:-3]}
+    assert len(points) == 1  # of the costs, below each other
     document = json.loads(run("freport bill --month 2026-11 --json", who=world.BOB))
     assert {row["team"] for row in document["rows"]} == {"blue"}
     assert document["total"] == sum(row["cost"] for row in document["rows"]) == 4_026_000
@@ -475,3 +482,12 @@ def test_a_batch_job_whose_state_nobody_tells_is_unknown_not_finished(
 
 def test_helpformat_and_help_fit_and_have_examples(run: Run) -> None:
     assert run("facct --helpformat").startswith("JobID ")
+
+
+def test_all_measures_and_no_empty_lines_where_gpu_time_is_not_shown(run: Run) -> None:
+    head = run("freport team -S today -T all").splitlines()[4].split()
+    assert {"GPU", "Cost", "TokensPerGPUHour"} <= set(head)
+    assert "(idle)" in run("freport team -S today -T all")
+    assert "(idle)" not in run("freport team -S today -T cost")
+    rows = json.loads(run("freport team -S today -T cost --json"))["rows"]
+    assert "idle" in {row["what"] for row in rows}

@@ -74,3 +74,63 @@ def test_an_hour_that_later_rows_touch_is_shared_out_live_until_it_is_rolled_aga
     gpu_minutes.roll(tmp_path, time, stepcost.Cost(1, 4))
     assert list(gpu_minutes.current(tmp_path, NOON, NOON + HOUR)) == [NOON]
     assert told() == (2 * HOUR, 2 * HOUR)
+
+
+def test_what_a_dead_node_held_until_slurm_ended_its_lease_is_waste_and_counts_once(
+    tmp_path: Path,
+) -> None:
+    """The broker's row reaches back over the agent's rows, which stay as they are."""
+    time = clock.FakeClock(wall_us=NOON + 12 * HOUR)
+    agent = spool.Spool(tmp_path / "spool" / "agent", "agent", clock=time)
+    for minute in range(3):
+        begin = NOON + minute * 60 * SECOND
+        agent.append(samples.gpu(minute, 60, start_us=begin))
+        agent.append(
+            samples.replica("serving", begin, begin + 60 * SECOND, seq=minute, gpus=2, measured=1)
+        )
+    agent.close()
+    broker = spool.Spool(tmp_path / "spool" / "broker", "broker", clock=time)
+    broker.append(samples.gpu(10**9, 212, start_us=NOON, lost=1))
+    broker.close()
+    ship.ship(tmp_path, time)
+    assert gpu_minutes.roll(tmp_path, time, stepcost.Cost(1, 4)).problems == ()
+    found: dict[tuple[str, str, str], int] = {}
+    window = windows.Window(NOON, NOON + HOUR)
+    with public.opened(tmp_path, settings.Accounting(), window) as tables:
+        rows = tables.session.execute(
+            "SELECT kind, why, replica_id, sum(gpu_us) FROM gpu_minutes GROUP BY ALL"
+        )
+        found = {(kind, why, replica): int(us) for kind, why, replica, us in rows.fetchall()}
+    assert found == {
+        ("idle", "", "r-1"): 2 * 180 * SECOND,
+        ("idle", "unassigned", ""): 2 * 180 * SECOND,
+        ("waste", "lost", ""): 4 * 32 * SECOND,
+    }
+    with books.Books(tmp_path).reading() as reading:
+        spans = reading.query("SELECT start_us, end_us FROM gpu_rows WHERE lost = 1")
+    assert spans == [{"start_us": NOON + 180 * SECOND, "end_us": NOON + 212 * SECOND}]
+
+
+def test_replicas_on_shards_of_one_gpu_add_up_to_their_part_of_it(tmp_path: Path) -> None:
+    """Three of a GPU's four shards for a minute: two replicas hold one each, the third is nobody's."""
+    time = clock.FakeClock(wall_us=NOON + 12 * HOUR)
+    agent = spool.Spool(tmp_path / "spool" / "agent", "agent", clock=time)
+    agent.append(samples.gpu(0, 60, start_us=NOON, gpus=3, parts=4))
+    for name in ("r-1", "r-2"):
+        agent.append(
+            samples.replica(
+                "serving", NOON, NOON + 60 * SECOND, replica_id=name, gpus=1, measured=1
+            )
+        )
+    agent.close()
+    ship.ship(tmp_path, time)
+    assert gpu_minutes.roll(tmp_path, time, stepcost.Cost(1, 4)).problems == ()
+    with public.opened(tmp_path, settings.Accounting(), windows.Window(NOON, NOON + HOUR)) as read:
+        rows = read.session.execute(
+            "SELECT replica_id, sum(gpu_us) FROM gpu_minutes GROUP BY ALL ORDER BY ALL"
+        ).fetchall()
+    assert [(name, int(us)) for name, us in rows] == [
+        ("", 15 * SECOND),
+        ("r-1", 15 * SECOND),
+        ("r-2", 15 * SECOND),
+    ]

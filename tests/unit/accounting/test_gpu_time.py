@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from accounting import books, gpu_time, reconcile, spool
-from scheduler.contracts import clock, ids, slurm
+from scheduler.contracts import clock, ids, slurm, usage
 from tests.unit.accounting import samples
 
 SECOND = 1_000_000
@@ -176,6 +177,22 @@ def test_no_moment_of_a_run_counts_twice() -> None:
     assert lease.gpu_us == 4 * 120 * SECOND
 
 
+def test_the_end_of_a_lease_that_was_lost_with_its_node_is_slurms_word_and_said_so() -> None:
+    rows = [samples.gpu(seq, 60) for seq in range(3)]
+    lost = samples.gpu(10**9, 212, start_us=samples.NOON, lost=1)
+    (lease,) = gpu_time.by_lease([lost, *rows])
+    assert (lease.gpu_us, lease.lost_us) == (4 * 212 * SECOND, 4 * 32 * SECOND)
+    ended = dataclasses.replace(run(212), state=slurm.JobState.NODE_FAIL)
+    (answer,) = reconcile.reconcile(Books([ended]), [lease])  # type: ignore[arg-type]
+    assert answer.agrees
+    assert answer.note == "lost with its node or agent: the last 32.0 s by Slurm"
+    (without,) = reconcile.reconcile(Books([ended]), gpu_time.by_lease(rows))  # type: ignore[arg-type]
+    assert without.agrees is False
+    # An agent that told all leaves nothing to write off.
+    (whole,) = gpu_time.by_lease([*rows, samples.gpu(10**9, 170, start_us=samples.NOON, lost=1)])
+    assert (whole.gpu_us, whole.lost_us) == (4 * 180 * SECOND, 0)
+
+
 def test_the_nightly_check_lists_leases_that_are_apart_and_keeps_all(tmp_path: Path) -> None:
     sink = spool.Spool(tmp_path / "spool" / "a", "agent", clock=clock.FakeClock())
     for lease, seconds in (("l-1", 100), ("l-2", 150)):
@@ -192,6 +209,31 @@ def test_the_nightly_check_lists_leases_that_are_apart_and_keeps_all(tmp_path: P
     assert [lease["agrees"] for lease in kept["leases"]] == [True, False]
     later = midnight + 7 * samples.DAY_US
     assert reconcile.nightly(books.Books(tmp_path), port, later, tmp_path / "kept") == []  # type: ignore[arg-type]  # as above
+
+
+def test_the_nightly_check_holds_no_rows_but_those_of_its_leases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A year of rows may lie beside the two days that are looked at."""
+    sink = spool.Spool(tmp_path / "spool" / "a", "agent", clock=clock.FakeClock())
+    for day in range(5):
+        start = samples.NOON - day * samples.DAY_US
+        sink.append(
+            samples.gpu(0, 100, lease_id=f"l-{day}", start_us=start, slurm_job_id=f"4{day}")
+        )
+    sink.close()
+    held: list[list[str]] = []
+    really = gpu_time.tiled
+
+    def tiled(rows: Iterable[usage.GpuRow]) -> list[usage.GpuRow]:
+        found = really(rows)
+        held.append(sorted(row.lease_id for row in found))
+        return found
+
+    monkeypatch.setattr(gpu_time, "tiled", tiled)
+    midnight = (samples.NOON // samples.DAY_US + 1) * samples.DAY_US
+    reconcile.nightly(books.Books(tmp_path), Books([run(100)]), midnight, tmp_path / "kept")  # type: ignore[arg-type]  # the part that is asked
+    assert {tuple(each) for each in held} == {("l-0", "l-1")}
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
@@ -215,3 +257,33 @@ def test_rows_that_disagree_under_one_key_are_read_alike_in_any_order(
         (lease,) = reading.query("SELECT node, team FROM gpu_rows")
         (replica,) = reading.query("SELECT model, busy_us FROM replica_rows")
     assert (lease, replica) == ({"node": "n0", "team": "t0"}, {"model": "m0", "busy_us": 0})
+
+
+@pytest.mark.parametrize(
+    ("shared", "agrees", "note"),
+    [
+        ({"shard": 3}, True, ""),
+        ({"shard": 4}, False, ""),
+        ({}, None, "unreconciled: AllocTRES has no parts of GPUs"),
+    ],
+)
+def test_a_lease_of_shards_is_its_fraction_of_a_gpu_in_both_books(
+    shared: dict[str, int], agrees: bool | None, note: str
+) -> None:
+    (lease,) = gpu_time.by_lease([samples.gpu(seconds=400, gpus=3, parts=4)])
+    assert (lease.gpu_us, lease.gpus, lease.parts) == (300 * SECOND, 1, 4)
+    told = dataclasses.replace(run(400, gpus=None), shared=shared)
+    (answer,) = reconcile.reconcile(Books([told]), [lease])  # type: ignore[arg-type]
+    assert answer.agrees is agrees
+    assert answer.note.startswith(note)
+
+
+def test_how_long_a_part_of_a_gpu_was_held_is_told_and_not_the_part_of_it() -> None:
+    rows = [
+        samples.gpu(0, 60, gpus=1, parts=4),
+        samples.gpu(10**9, 400, start_us=samples.NOON, gpus=1, parts=4, lost=1),
+    ]
+    told = dataclasses.replace(run(400, gpus=None), shared={"shard": 1})
+    (answer,) = reconcile.reconcile(Books([told]), gpu_time.by_lease(rows))  # type: ignore[arg-type]
+    assert answer.agrees
+    assert answer.note == "lost with its node or agent: the last 340.0 s by Slurm"

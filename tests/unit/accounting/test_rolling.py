@@ -55,7 +55,8 @@ def same_as_rows(state: Path) -> None:
     with books.Books(state).reading() as reading:
         for level, length in (("hours", HOUR), ("days", DAY)):
             text = f"SELECT period_us // {length} AS p, {keys}, {names} FROM {{}} GROUP BY ALL ORDER BY ALL"
-            wanted = reading.session.execute(text.format("usage_sums")).fetchall()
+            rows = f"({rollup.usage_of('usage', HOUR)})"
+            wanted = reading.session.execute(text.format(rows)).fetchall()
             assert ask(state, text.format(f"usage_{level}")) == wanted
 
 
@@ -119,14 +120,14 @@ def test_a_pass_opens_the_files_of_the_minutes_that_it_sums_and_no_others(
         return plain(records, files)
 
     monkeypatch.setattr(books.Books, "over", over)
-    for minute in range(12):
+    for minute in range(4):
         record(tmp_path, [closed(minute, samples.NOON + minute * 60_000_000)])
         roll(tmp_path)
-    assert opened == [1] * 24  # what is new, and what is summed
-    record(tmp_path, [closed(0, output_tokens=12), closed(99, samples.NOON + 5 * 60_000_000)])
+    assert opened == [1] * 8  # what is new, and what is summed
+    record(tmp_path, [closed(0, output_tokens=12), closed(99, samples.NOON + 2 * 60_000_000)])
     roll(tmp_path)
-    assert opened[24:] == [1, 3]  # the late file, and those of the two minutes that it touches
-    assert total(tmp_path, "minutes", "output_tokens") == 13 * 11 + 1
+    assert opened[8:] == [1, 3]  # the late file, and those of the two minutes that it touches
+    assert total(tmp_path, "minutes", "output_tokens") == 5 * 11 + 1
     same_as_rows(tmp_path)
 
 
@@ -252,10 +253,15 @@ def test_a_window_takes_days_inside_and_hours_at_its_borders(tmp_path: Path) -> 
     record(tmp_path, [closed(n, MIDNIGHT + n * HOUR) for n in range(96)])
     roll(tmp_path, LATER)
     for first, last in ((5, 90), (0, 96), (24, 48), (30, 40), (23, 25), (0, 1)):
-        with rollup.sums(tmp_path, MIDNIGHT + first * HOUR, MIDNIGHT + last * HOUR) as session:
+        span = MIDNIGHT + first * HOUR, MIDNIGHT + last * HOUR
+        with rollup.sums(tmp_path, [span]) as session:
             found = session.execute("SELECT sum(attempts) FROM usage_sums").fetchone()
         assert found == (last - first,)
-    with pytest.raises(ValueError, match="whole UTC hours"), rollup.sums(tmp_path, 1, HOUR):
+    spans = [(MIDNIGHT + n * HOUR, MIDNIGHT + (n + 30) * HOUR) for n in (1, 31, 61)]
+    with rollup.sums(tmp_path, spans) as session:
+        text = "SELECT piece, sum(attempts) FROM usage_sums GROUP BY piece ORDER BY piece"
+        assert session.execute(text).fetchall() == [(0, 30), (1, 30), (2, 30)]
+    with pytest.raises(ValueError, match="whole UTC hours"), rollup.sums(tmp_path, [(1, HOUR)]):
         pass
 
 

@@ -94,10 +94,10 @@ def test_zones_have_names_that_come_back() -> None:
 def test_the_machines_own_zone_has_rules(tmp_path: Path) -> None:
     link = tmp_path / "localtime"
     link.symlink_to(f"{zoneinfo.TZPATH[0]}/Europe/Berlin")
-    assert windows.local_zone({}, link) == BERLIN
-    assert windows.local_zone({"TZ": ":Asia/Kolkata"}, link) == zoneinfo.ZoneInfo("Asia/Kolkata")
-    assert windows.local_zone({"TZ": "nonsense"}, link) == datetime.UTC
-    assert windows.local_zone({}, tmp_path / "none") == datetime.UTC
+    assert times.local_zone({}, link) == BERLIN
+    assert times.local_zone({"TZ": ":Asia/Kolkata"}, link) == zoneinfo.ZoneInfo("Asia/Kolkata")
+    assert times.local_zone({"TZ": "nonsense"}, link) == datetime.UTC
+    assert times.local_zone({}, tmp_path / "none") == datetime.UTC
 
 
 def test_what_is_named_is_shown_although_its_clock_was_ahead() -> None:

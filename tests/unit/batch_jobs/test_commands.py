@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from batch_jobs import model, options, routes
-from scheduler.contracts import command_line, ports
+from batch_jobs import model, options, routes, waiting
+from scheduler.contracts import command_line, ports, times
 from tests.unit.batch_jobs import world
 
 SCRIPT = b"""#!/bin/sh
@@ -148,6 +148,7 @@ def test_requests_come_from_stdin_too(
         (["a.jsonl", "a.jsonl", "a.jsonl"], 255, "one file too many"),
         (["--nope", "a.jsonl"], 255, "unrecognized arguments: --nope"),
         (["--ti=5", "a.jsonl"], 255, "ambiguous option: --ti"),
+        (["--compan", "a.jsonl"], 255, "unrecognized arguments: --compan"),
         (["--begin=13:00pm", "a.jsonl"], 255, "13:00pm"),
         (["--deadline=2027-02-30", "a.jsonl"], 255, "no such day"),
         (["--order=random", "a.jsonl"], 255, "invalid choice"),
@@ -235,7 +236,7 @@ def test_b7_durations_that_are_none(api: world.AppApi, tmp_path: Path, text: str
 
 
 def test_times_are_read_in_the_users_zone() -> None:
-    tz = options.zone({"TZ": "Europe/Berlin"})
+    tz = times.local_zone({"TZ": "Europe/Berlin"})
     now_us = 1_780_000_000_000_000  # 2026-05-28T20:26:40Z
     wish = options.submission({"begin": "23:00", "deadline": "now+1hour"}, now_us=now_us, tz=tz)
     assert wish["begin_us"] == 1_780_002_000_000_000  # 21:00Z, summer time
@@ -350,8 +351,12 @@ def test_a_bar_only_on_a_terminal_and_not_with_no_color(
         return err.getvalue()
 
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[" in shown()
+    text = shown()
+    assert "\x1b[" in text
+    for words in ("job 7 COMPLETED", "4/4", "tokens/s", "0 preempted"):
+        assert words in text, "nothing is cut on a line of 80"
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[" not in shown()
 
@@ -414,6 +419,81 @@ def test_fqueue_waits_for_jobs_that_were_submitted_before(
     assert said.code == 1
     assert "job 1 FAILED" in said.err
     assert "job 2 FAILED" in said.err
+    said = world.run_command("fqueue", ["--wait", "-j", "1,7"], api, tmp_path)
+    assert (said.code, said.err) == (
+        1,
+        "fqueue: error: --wait: there is no job 7, or it is not yours\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (command_line.Unanswered("nobody there"), waiting.UNANSWERED),
+        (command_line.CommandError("no"), 1),
+    ],
+)
+def test_a_gateway_that_is_away_for_a_minute_is_told_from_a_refusal(
+    fault: command_line.CommandError, code: int
+) -> None:
+    waited: list[float] = []
+
+    def ask() -> None:
+        raise fault
+
+    with pytest.raises(command_line.CommandError) as raised:
+        waiting.patiently(ask, waited.append)
+    assert raised.value.code == code
+    assert 55 <= sum(waited) <= 60
+    answers = iter([command_line.Unanswered("not yet"), None])
+
+    def later() -> str:
+        if (answer := next(answers)) is not None:
+            raise answer
+        return "here"
+
+    assert waiting.patiently(later, waited.append) == "here"
+
+
+def test_a_minute_is_a_minute_though_each_try_takes_half_of_it() -> None:
+    now, tries = [0.0], 0
+
+    def ask() -> None:
+        nonlocal tries
+        tries += 1
+        now[0] += 29.5
+        raise command_line.Unanswered("no answer in 29 s")
+
+    with pytest.raises(command_line.Unanswered):
+        waiting.patiently(ask, lambda _: None, lambda: now[0])
+    assert tries == 2
+
+
+class Following:
+    """An API whose job has ended, with answers to follow; it fails once when some are printed."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def call(
+        self, method: str, path: str, *, params: Mapping[str, str] | None = None, **_: Any
+    ) -> ports.ApiResponse:
+        if not path.endswith("/follow"):
+            return ports.ApiResponse(200, scene(model.State.COMPLETED, 4).public(0), b"")
+        assert params is not None
+        self.asked.append(params["after"])
+        if self.asked == ["0", "1"]:
+            raise command_line.Unanswered("restarts")
+        said = {"0": ("1", ["a\n"]), "1": ("2", ["b\n"]), "2": ("2", [])}[params["after"]]
+        return ports.ApiResponse(200, dict(zip(("next", "lines"), said, strict=True)), b"")
+
+
+def test_answers_are_printed_once_though_the_gateway_restarts_between_them() -> None:
+    out = io.StringIO()
+    waiting.until_done(
+        7, api=Following(), err=io.StringIO(), pause=lambda _: None, folder=None, follow=out
+    )
+    assert out.getvalue() == "a\nb\n"
 
 
 def test_fqueue_again_and_again(api: world.AppApi, tmp_path: Path) -> None:
@@ -546,6 +626,17 @@ def test_a_file_that_changes_while_it_is_read_is_not_run(
     assert len(store.list()) == len(states)
 
 
+def test_results_never_go_over_the_file_that_they_are_of(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path
+) -> None:
+    name = write(tmp_path, "requests.jsonl", world.many(1))
+    (tmp_path / "same").hardlink_to(tmp_path / name)
+    for option in (f"--output={name}", f"--error={name}", "--output=same"):
+        said = fbatch(api, tmp_path, option, name)
+        assert (said.code, "is the submitted file itself" in said.err) == (1, True), said
+    assert store.list() == []
+
+
 def test_an_array_takes_a_file_for_each_task_or_the_same_for_all(
     api: world.AppApi, store: world.TellingStore, tmp_path: Path
 ) -> None:
@@ -560,8 +651,17 @@ def test_an_array_takes_a_file_for_each_task_or_the_same_for_all(
     script = write(tmp_path, "job.fb", b"#!/bin/sh\n#FBATCH -a 5-6\n" + world.many(1))
     assert fbatch(api, tmp_path, script).out == "Submitted batch job 3\n"
     assert [job.shown_id for job in store.list()][2:] == ["3_5", "3_6"]
-    listed = world.run_command("fqueue", ("-h", "-o", "%i %F %K"), api, tmp_path)
+    listed = world.run_command("fqueue", ("-h", "-r", "-o", "%i %F %K"), api, tmp_path)
     assert listed.out == "1_0 1 0\n1_2 1 2\n3_5 3 5\n3_6 3 6\n"
+    for named, shown in (("1", "1_0\n1_2\n"), ("1_2,3_5", "1_2\n3_5\n"), ("4", "3_6\n"), ("9", "")):
+        rows = world.run_command("fqueue", ("-h", "-r", "-j", named, "-o", "%i"), api, tmp_path)
+        assert rows.out == shown
+    listed = world.run_command("fqueue", ("-h", "-o", "%i %F %K %D"), api, tmp_path)
+    assert listed.out == "1_[0,2%1] 1 0,2%1 0/4\n3_[5-6] 3 5-6 0/2\n"
+    listed = world.run_command("fqueue", ("-h", "-j", "1_2,3", "-o", "%i"), api, tmp_path)
+    assert listed.out == "1_2\n3_[5-6]\n"
+    assert world.run_command("fcancel", ("--me", "-t", "R", "3_5", "-y"), api, tmp_path).code == 0
+    assert not any(job.cancel_us for job in store.list())
     assert world.run_command("fcancel", ("3_6", "1", "-y"), api, tmp_path).code == 0
     assert [bool(job.cancel_us) for job in store.list()] == [True, True, False, True]
 
@@ -576,6 +676,28 @@ def test_an_array_that_breaks_off_leaves_no_task_behind(
     assert [bool(job.cancel_us) for job in store.list()] == [True]
     assert fbatch(api, tmp_path, "in-%a.jsonl").code == 255
     assert fbatch(api, tmp_path, "--array=3-1", "in-0.jsonl").code == 255
+
+
+@pytest.mark.parametrize("how", ["gone", "interrupted"])
+def test_an_array_whose_file_goes_midway_leaves_no_task_behind(
+    api: world.AppApi, store: world.TellingStore, tmp_path: Path, how: str
+) -> None:
+    """Each task's file is read again: by then it may be gone, or whoever waits may have pressed Ctrl-C."""
+    name = write(tmp_path, "requests.jsonl", world.many(1))
+
+    class Midway(world.AppApi):
+        def call(self, method: str, path: str, **more: Any) -> ports.ApiResponse:
+            if more.get("upload") is not None and len(store.list()) == 2:
+                if how == "interrupted":
+                    raise KeyboardInterrupt
+                (tmp_path / name).unlink()
+            return super().call(method, path, **more)
+
+    said = fbatch(Midway(store, tmp_path / "state"), tmp_path, "--array=0-4", name)
+    assert said.code == (130 if how == "interrupted" else 1)
+    assert "batch job 1, 2 was cancelled" in said.err
+    assert ("requests.jsonl: No such file" in said.err) == (how == "gone")
+    assert [bool(job.cancel_us) for job in store.list()] == [True, True]
 
 
 def test_what_the_queue_goes_by_is_submitted_and_shown(
@@ -600,3 +722,28 @@ def test_what_the_queue_goes_by_is_submitted_and_shown(
     said = world.run_command("fqueue", ("-h", "--start", "-j", "2"), api, tmp_path)
     assert "2023-11-14T22:13:20 2020-09-13T12:26:40" in said.out
     assert world.run_command("fqueue", ("-S", "9"), api, tmp_path).code == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["--signal=USR1", "1"], 1, "--signal: 'USR1': requests get no signals"),
+        (["--partition=debug", "1"], 1, "--partition: 'debug': batch jobs are of tier batch alone"),
+        (["--signal=SIGTERM", "1"], 0, ""),
+        (["-s", "9", "1"], 0, ""),
+        (["-p", "batch", "-y"], 0, ""),
+    ],
+)
+def test_fcancel_takes_scancels_signals_that_mean_it(
+    api: world.AppApi,
+    store: world.TellingStore,
+    tmp_path: Path,
+    argv: list[str],
+    code: int,
+    words: str,
+) -> None:
+    api.submit(world.many(1))
+    said = world.run_command("fcancel", argv, api, tmp_path)
+    assert said.code == code
+    assert words in said.err
+    assert bool(store.must(1).cancel_us) is not bool(code)

@@ -1,6 +1,8 @@
 """fctl on batch jobs: hold, release, requeue, top, update, by scontrol's words."""
 
+import datetime
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,3 +89,44 @@ def test_updates(api: world.AppApi, store: world.TellingStore) -> None:
     assert said == (0, "job 2: updated\njob 3: updated\n", "")
     job = store.must(3)
     assert (job.name, job.dependency, job.priority) == ("n", "afterany:1", -4)
+
+
+def test_json_is_json_for_each_of_them(api: world.AppApi, store: world.TellingStore) -> None:
+    code, out, err = fctl(api, "hold", "--json", "1,9")
+    assert code == 1
+    assert "no job 9" in err
+    assert json.loads(out) == {
+        "jobs": ["1"],
+        "done": "held",
+        "errors": ["there is no job 9, or it is not yours"],
+    }
+    for argv, done in (
+        (("release", "--json", "1"), "released"),
+        (("top", "--json", "2"), "on top"),
+        (("update", "--json", "JobId=2", "TimeLimit=4:00"), "updated"),
+    ):
+        code, out, _ = fctl(api, *argv)
+        assert (code, json.loads(out)["done"]) == (0, done)
+    assert store.must(2).time_limit_s == 240
+    store.move(store.must(3), model.Event.START, started_us=1)
+    assert json.loads(fctl(api, "requeue", "3", "--json")[1])["jobs"] == ["3"]
+
+
+def test_one_that_can_not_be_changed_stops_no_update_of_the_others(
+    api: world.AppApi, store: world.TellingStore
+) -> None:
+    code, out, err = fctl(api, "update", "job=1,9,3", "comment=x")
+    assert (code, out) == (1, "job 1: updated\njob 3: updated\n")
+    assert "no job 9" in err
+    assert [store.must(n).comment for n in (1, 2, 3)] == ["x", "", "x"]
+
+
+def test_a_begin_in_another_season_is_that_seasons_hour(
+    api: world.AppApi, store: world.TellingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read by the offset of the day on which it was given."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    for text, hour in (("2097-07-01T08:00", 6), ("2097-01-15T08:00", 7)):
+        assert fctl(api, "update", "job=2", f"begin={text}")[0] == 0
+        at = datetime.datetime.fromtimestamp(store.must(2).begin_us / 1e6, datetime.UTC)
+        assert at.hour == hour

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from batch_jobs import journal
+from batch_jobs import journal, journal_writer
 from batch_jobs.journal import Entry, Kind
 
 
 def written(path: Path, *entries: Entry, last_line: int = 9) -> journal.Recovered:
-    writer = journal.Writer(path, last_line)
+    writer = journal_writer.Writer(path, last_line)
     for entry in entries:
         writer.append(entry)
     writer.close()
@@ -83,7 +83,7 @@ def test_another_file_is_no_journal(tmp_path: Path) -> None:
     path = tmp_path / "j"
     path.write_bytes(b"something else that is long enough")
     with pytest.raises(journal.JournalError, match="is no journal"):
-        journal.Writer(path, 9)
+        journal_writer.Writer(path, 9)
     assert path.read_bytes().startswith(b"something")
 
 
@@ -95,23 +95,23 @@ def test_a_journal_of_a_longer_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    first = journal.Writer(tmp_path / "j")
-    with pytest.raises(journal.JournalBusy):
-        journal.Writer(tmp_path / "j")
+    first = journal_writer.Writer(tmp_path / "j")
+    with pytest.raises(journal_writer.JournalBusy):
+        journal_writer.Writer(tmp_path / "j")
     first.close()
     first.close()  # twice is harmless
-    journal.Writer(tmp_path / "j").close()
+    journal_writer.Writer(tmp_path / "j").close()
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "j").symlink_to(tmp_path / "other")
     with pytest.raises(OSError, match="j"):
-        journal.Writer(tmp_path / "j")
+        journal_writer.Writer(tmp_path / "j")
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "j"
-    writer = journal.Writer(path, 9)
+    writer = journal_writer.Writer(path, 9)
     writer.append(Entry(Kind.SUCCEEDED, 1, data=b"a"))
     writer.commit()
     real = os.pwrite
@@ -149,7 +149,7 @@ def test_an_entry_of_another_version_is_never_cut_away(tmp_path: Path) -> None:
     newer = path.read_bytes() + struct.pack("!II", len(payload), zlib.crc32(payload)) + payload
     path.write_bytes(newer)
     with pytest.raises(journal.JournalError, match="kind 200: run the version"):
-        journal.Writer(path, 9)
+        journal_writer.Writer(path, 9)
     assert path.read_bytes() == newer
 
 
@@ -157,8 +157,8 @@ def test_what_is_cut_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     path = tmp_path / "j"
     written(path, Entry(Kind.SUCCEEDED, 1, data=b"a"))
     with caplog.at_level(logging.WARNING):
-        journal.Writer(path, 9).close()
+        journal_writer.Writer(path, 9).close()
         assert not caplog.records
         path.write_bytes(path.read_bytes() + b"torn")
-        journal.Writer(path, 9).close()
+        journal_writer.Writer(path, 9).close()
     assert "4 bytes after its last whole entry are cut" in caplog.text

@@ -56,6 +56,12 @@ def variant(**fields: object) -> bytes:
             "a",
             "priority",
         ),
+        (
+            variant(body={"model": "m", "forebay_adapter": "poet"}),
+            "invalid_body",
+            "a",
+            "as model:adapter",
+        ),
     ],
 )
 def test_a_bad_line_says_what_is_wrong(

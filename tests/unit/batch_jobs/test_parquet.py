@@ -48,3 +48,14 @@ def test_no_answers_no_file(tmp_path: Path) -> None:
     (tmp_path / parquet.OUTPUT).write_bytes(b"of a try before")
     parquet.build(tmp_path)
     assert not (tmp_path / parquet.OUTPUT).exists()
+
+
+def test_long_answers_are_in_few_rows_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two thousand answers with embeddings are gigabytes, in the memory of every job's runner."""
+    monkeypatch.setattr(parquet, "_BYTES", 1_000)
+    (tmp_path / results.OUTPUT).write_bytes(line({"data": ["x" * 400]}) * 7)
+    parquet.build(tmp_path)
+    made = pq.ParquetFile(tmp_path / parquet.OUTPUT)
+    assert [made.metadata.row_group(n).num_rows for n in range(made.num_row_groups)] == [2, 2, 2, 1]

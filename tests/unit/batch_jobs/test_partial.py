@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batch_jobs import checkpoint, journal, lines, partial, results
+from batch_jobs import checkpoint, journal, journal_writer, lines, partial, results
 from batch_jobs.journal import Entry, Kind
 from scheduler.contracts import frames, resume
 from tests.unit.batch_jobs import world
@@ -51,11 +51,11 @@ def test_a_damaged_beginning_costs_the_beginning_alone() -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "_CHECKPOINT_BYTES", 200)
+    monkeypatch.setattr(journal_writer, "_CHECKPOINT_BYTES", 200)
 
 
 def fill(path: Path, *entries: Entry) -> None:
-    writer = journal.Writer(path, 9)
+    writer = journal_writer.Writer(path, 9)
     for entry in entries:
         writer.recovered.add(entry)
         writer.append(entry)

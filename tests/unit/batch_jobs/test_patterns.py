@@ -18,6 +18,7 @@ from batch_jobs import patterns
         ("plain", "plain"),
         ("%a", "3"),
         ("%A_%4a", "42_0003"),
+        ("%2000000000j", "0000000042"),  # 2 GB of zeros once, in a gateway
     ],
 )
 def test_each_specifier(pattern: str, expanded: str) -> None:
@@ -45,3 +46,8 @@ def test_what_has_no_meaning_is_refused(pattern: str, why: str) -> None:
 )
 def test_the_error_file_stands_beside_the_output(output: str, error: str) -> None:
     assert patterns.error_beside(output) == error
+
+
+def test_a_pattern_tells_an_arrays_tasks_apart_or_they_would_write_over_each_other() -> None:
+    found = {each: patterns.tells_tasks(each) for each in ("o-%a", "o-%j", "o-%A", "o-%x", "o")}
+    assert found == {"o-%a": True, "o-%j": True, "o-%A": False, "o-%x": False, "o": False}

@@ -150,10 +150,15 @@ def test_circles_are_found_and_shown() -> None:
         2: dependencies.read("afterany:3:9"),
         4: dependencies.read("afterok:1"),
     }
-    assert dependencies.cycle(3, dependencies.read("afterok:1"), others) == (3, 1, 2, 3)
-    assert dependencies.cycle(3, dependencies.read("afterok:3"), others) == (3, 3)
-    assert dependencies.cycle(5, dependencies.read("afterok:4"), others) == ()
-    assert dependencies.cycle(3, dependencies.read("afterok:slurm:3"), others) == ()
+
+    def circle(job_id: int, text: str) -> tuple[int, ...]:
+        wanted = dependencies.read(text)
+        return dependencies.cycle(job_id, wanted, others, lambda ref: [ref.job_id])
+
+    assert circle(3, "afterok:1") == (3, 1, 2, 3)
+    assert circle(3, "afterok:3") == (3, 3)
+    assert circle(5, "afterok:4") == ()
+    assert circle(3, "afterok:slurm:3") == ()
 
 
 def test_a_submission_may_wait_for_what_is_there_alone(api: world.AppApi) -> None:
@@ -178,6 +183,18 @@ def test_an_update_that_closes_a_circle_is_refused(
     assert (code, "1 → 2 → 1" in words) == (400, True)
     assert asked(api, "PATCH", str(two), {"dependency": "", "comment": "free"})[0] == 200
     assert store.must(two).dependency == ""
+
+
+def test_a_circle_by_way_of_an_array_is_one_too(
+    api: world.AppApi, store: world.TellingStore
+) -> None:
+    first = api.submit(world.many(1), array_task=0)
+    api.submit(world.many(1), array_id=first, array_task=1)
+    after = api.submit(world.many(1), dependency=f"afterok:{first}")
+    code, words = asked(api, "PATCH", f"{first}_1", {"dependency": f"afterok:{after}"})
+    assert (code, "2 → 3 → 2" in words) == (400, True), words
+    assert "2 → 2" in asked(api, "PATCH", f"{first}_1", {"dependency": f"afterany:{first}"})[1]
+    assert asked(api, "PATCH", f"{first}_1", {"dependency": f"afterok:{first}_0"})[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -214,6 +231,22 @@ def test_an_admin_may_give_priority_and_what_an_admin_holds_an_admin_releases(
     api.caller = ADMIN
     assert asked(api, "POST", "1/release")[0] == 200
     assert store.must(1).priority == 500
+
+
+def test_a_users_own_hold_takes_the_place_of_no_admins(
+    api: world.AppApi, store: world.TellingStore
+) -> None:
+    """Else what an admin holds its user would release: hold it once more, then let it go."""
+    api.submit(world.many(1))
+    api.caller = ADMIN
+    asked(api, "POST", "1/hold")
+    api.caller = world.ALICE
+    code, words = asked(api, "POST", "1/hold")
+    assert (code, "held by an admin" in words) == (403, True)
+    assert asked(api, "POST", "1/release")[0] == 403
+    assert store.must(1).held == "admin"
+    assert not store.hold(1, "")
+    assert store.must(1).held == "admin"
 
 
 def test_requeue_is_for_what_runs_and_may_be_put_back(
@@ -294,6 +327,77 @@ def test_a_queue_knows_what_teams_had_and_who_waits_for_whom(
     assert queue.tokens_per_s == pytest.approx(100)
     slurm[4711] = Fate.OK
     assert theirs.job_id in queue.decide(jobs, now + 6_000_000).start
+
+
+def test_who_waits_for_an_array_hears_of_each_of_its_tasks(
+    store: world.TellingStore, time: clock.FakeClock
+) -> None:
+    """Tasks that ended after the first one was asked for were forgotten: a failed one was none."""
+    now = time.wall_us()
+
+    def add(**fields: Any) -> model.BatchJob:
+        base = model.BatchJob(0, "physics", "alice", submitted_us=now)
+        return store.add(dataclasses.replace(base, **fields), lambda job_id: None)
+
+    def end(task: model.BatchJob, failed: int) -> None:
+        counts = model.Counts(total=1, ok=1 - failed, failed=failed)
+        run = store.move(task, model.Event.START, started_us=now)
+        done = store.move(run, model.Event.DRAINED, counts=counts)
+        store.move(done, model.Event.PUBLISHED, ended_us=now)
+
+    first = add(array_task=0)
+    tasks = [first, *(add(array_task=task, array_id=first.job_id) for task in (1, 2))]
+    wishes = ("afterok:1", "afternotok:1", "afterany:1", "afterok:1_0")
+    good, bad, any_, one = (add(dependency=text, name=text).job_id for text in wishes)
+    queue = queueing.Queue(store, world.QUICK, {})
+    waits = []
+    for task, failed in zip(tasks, (0, 1, 0), strict=True):
+        waits.append(queue.decide(store.active(), now).waits)
+        end(task, failed)
+    decided = queue.decide(store.active(), now)
+    assert [sorted(each) for each in waits] == [
+        [good, bad, any_, one], [good, bad, any_], [good, bad, any_]
+    ]  # fmt: skip
+    assert decided.waits == {good: batch_order.Wait.NEVER}
+    assert set(decided.start) == {bad, any_, one}
+
+
+def test_a_job_that_slurm_has_forgotten_since_has_ended_all_the_same(
+    store: world.TellingStore, time: clock.FakeClock
+) -> None:
+    """Slurm forgets a job minutes after its end; the other one that is waited for may run for hours."""
+    now = time.wall_us()
+    text = "afterok:slurm:1:slurm:2"
+    job = model.BatchJob(0, "physics", "alice", submitted_us=now, dependency=text)
+    job_id = store.add(job, lambda job_id: None).job_id
+    slurm = {1: Fate.OK, 2: Fate.RUNNING}
+    asked_for: list[list[int]] = []
+
+    def fates(ids: Iterable[int]) -> dict[int, Fate]:
+        asked_for.append(list(ids))
+        return {n: slurm.get(n, Fate.UNKNOWN) for n in asked_for[-1]}
+
+    queue = queueing.Queue(store, world.QUICK, {}, fates)
+    assert not queue.decide(store.active(), now).start
+    slurm = {2: Fate.OK}
+    assert queue.decide(store.active(), now + 6_000_000).start == (job_id,)
+    assert asked_for == [[1, 2], [2]]
+
+
+def test_a_job_whose_results_are_being_written_holds_no_place(
+    store: world.TellingStore, time: clock.FakeClock
+) -> None:
+    """A user's file system that hangs held up every other job, once it had as many as may run."""
+    now = time.wall_us()
+    first, second = (
+        store.add(model.BatchJob(0, "physics", "alice", submitted_us=now), lambda job_id: None)
+        for _ in range(2)
+    )
+    queue = queueing.Queue(store, dataclasses.replace(world.QUICK, max_jobs=1), {})
+    run = store.move(first, model.Event.START, started_us=now)
+    assert queue.decide(store.active(), now).waits == {second.job_id: batch_order.Wait.PRIORITY}
+    store.move(run, model.Event.DRAINED)
+    assert queue.decide(store.active(), now).start == (second.job_id,)
 
 
 def test_tokens_are_estimated_from_what_lines_say() -> None:

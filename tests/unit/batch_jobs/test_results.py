@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batch_jobs import journal, lines, model, results
+from batch_jobs import journal, journal_writer, lines, model, results
 from tests.unit.batch_jobs import world
 
 
@@ -20,7 +20,7 @@ def source(tmp_path: Path) -> results.Source:
     """Five lines, of which 3, 1 and 4 have results, in that order, and line 2 is blank."""
     rows = [world.line("c1"), b"\n", world.line("c3"), world.line("c4"), world.line("c5")]
     (tmp_path / results.INPUT).write_bytes(b"".join(rows))
-    writer = journal.Writer(tmp_path / results.JOURNAL, 5)
+    writer = journal_writer.Writer(tmp_path / results.JOURNAL, 5)
     for number in (3, 1):
         data = results.answered(8, parsed(number), "req", {"text": "naïve 漢字 🦀"})
         writer.append(journal.Entry(journal.Kind.SUCCEEDED, number, 1, data))
@@ -95,7 +95,7 @@ def test_a_drained_job_with_an_open_line_is_a_fault_and_said_so(
 def test_a_file_without_lines_is_not_there(tmp_path: Path) -> None:
     (tmp_path / results.INPUT).write_bytes(world.line("c1"))
     (tmp_path / results.OUTPUT).write_bytes(b"of another time\n")
-    writer = journal.Writer(tmp_path / results.JOURNAL, 1)
+    writer = journal_writer.Writer(tmp_path / results.JOURNAL, 1)
     writer.append(journal.Entry(journal.Kind.FAILED, 1, data=b"{}\n"))
     writer.close()
     source = results.Source(tmp_path, 1, 1, lines.Rules(), 1 << 20)

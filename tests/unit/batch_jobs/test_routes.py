@@ -81,6 +81,8 @@ def test_test_only_keeps_nothing(
         (world.many(1), {"time_limit_s": 2**62}, 400, "time_limit_s"),
         (world.many(1), {"account": "chemistry"}, 403, "only 'physics'"),
         (world.many(1), {"output": "%a"}, 400, "without --array"),
+        (world.many(1), {"output": "/x/o", "array_task": 0}, 400, "one file for all tasks"),
+        (world.many(1), {"error": "/x/%A", "array_task": 0}, 400, "one file for all tasks"),
         (world.many(1), {"output": "out", "error": "out", "cwd": "/tmp"}, 400, "two files"),
         (world.many(1), {"output": "relative"}, 400, "no path of a file"),
         (world.many(1), {"unheard_of": 1}, 400, "unheard_of"),

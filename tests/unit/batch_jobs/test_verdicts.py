@@ -27,6 +27,7 @@ def said(status: int, code: str | None = None) -> Answer:
         (said(429, "quota_exceeded"), Verdict.WAIT),
         (said(400, "request_larger_than_quota"), Verdict.REFUSED),
         (said(503, "no_replica"), Verdict.WAIT),
+        (said(503, "busy"), Verdict.WAIT),
         (said(503, "recording_unavailable"), Verdict.WAIT),
         (said(504, "deadline_exceeded"), Verdict.WAIT),
         (said(401, "invalid_api_key"), Verdict.WAIT),
@@ -38,7 +39,7 @@ def said(status: int, code: str | None = None) -> Answer:
         (said(503), Verdict.RETRY),
         (said(504), Verdict.RETRY),
         (said(500, "internal"), Verdict.RETRY),
-        (said(499, "cancelled"), Verdict.RETRY),
+        (said(499, "cancelled"), Verdict.WAIT),
         (said(408), Verdict.RETRY),
         (said(400, "context_length_exceeded"), Verdict.REFUSED),
         (said(403, "forbidden"), Verdict.REFUSED),
@@ -87,3 +88,20 @@ def test_a_used_up_quota_is_not_asked_for_as_often_as_room(
 ) -> None:
     judged = verdicts.judge(said(429, code))
     assert verdicts.longest_wait_s(judged, asked_s, room_s=5.0, quota_s=60.0) == longest_s
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "alone"),
+    [
+        ("quota_exceeded", b'{"model": "m"}', True),
+        ("overloaded", b'{"model": "m", "forebay_version": "2"}', False),
+        ("no_replica", b'{"model": "m"}', False),
+        ("no_replica", b'{"model": "m", "forebay_version": "2"}', True),
+        ("no_replica", json.dumps({"prompt": 'say "forebay_version"'}).encode(), False),
+    ],
+)
+def test_what_says_nothing_of_others_lines_of_the_model(
+    code: str, body: bytes, alone: bool
+) -> None:
+    """A job of a version that is away would hold up all jobs of its model."""
+    assert verdicts.alone(verdicts.judge(said(503, code)), body) is alone

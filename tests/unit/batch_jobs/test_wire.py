@@ -86,8 +86,9 @@ async def send(
     sender: client.HttpSender,
     heard: Callable[[frames.Frame, str], None] = nothing,
     begun: partial.Partial | None = None,
+    preempted: int = 0,
 ) -> verdicts.Answer:
-    return await sender.send(JOB, work(), begun, heard)
+    return await sender.send(JOB, work(), begun, heard, preempted)
 
 
 async def test_a_request_says_for_whom_it_is_and_connections_are_used_again() -> None:
@@ -108,6 +109,13 @@ async def test_a_request_says_for_whom_it_is_and_connections_are_used_again() ->
         "X-Forebay-User: ann%20e",
     } <= set(said)
     assert json.loads(body) == {"model": "chat", "n": 1}
+    assert b"X-Forebay-Preempted" not in head
+
+
+async def test_a_line_says_how_often_it_was_preempted() -> None:
+    async with talking([SHORT]) as (gateway, sender):
+        await send(sender, preempted=2)
+    assert b"\r\nX-Forebay-Preempted: 2\r\n" in gateway.asked[0]
 
 
 @pytest.mark.parametrize("piece", [0, 1, 7])

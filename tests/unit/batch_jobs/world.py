@@ -21,10 +21,23 @@ from batch_jobs import commands, daemon, intake, model, routes, settings, sites
 from batch_jobs import store as stores
 from scheduler.contracts import clock, command_line, ports, requests
 from scheduler.runtime.registry import database
+from tests import registries
 
-# Imports once; each process of a test is then a fork, killed by its own pid.
+# Imports once; each process of a test is then a fork, killed by its own pid. What can't be imported is
+# left out in silence, as this module would be: the fork server has none of pytest's paths.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.unit.batch_jobs.world"])
+PROCESSES.set_forkserver_preload(
+    [
+        "aiohttp.web",
+        "alembic.command",
+        "batch_jobs.commands",
+        "batch_jobs.daemon",
+        "batch_jobs.routes",
+        "fastapi.testclient",
+        "scheduler.runtime.registry.store",
+        "sqlalchemy.dialects.sqlite",
+    ]
+)
 ALICE = requests.Caller(team="physics", user="alice", key_id="k1", tiers=(requests.Tier.BATCH,))
 QUICK = settings.BatchJobsSettings(
     first_backoff_s=0.001,
@@ -181,8 +194,10 @@ class TellingStore(stores.Store):
 
 def open_store(state_dir: Path) -> TellingStore:
     """Open the registry of a state folder."""
+    ready = registries.jobs_ready(state_dir)
     store = TellingStore(database.Database(database.sqlite_url(state_dir)))
-    store.migrate()
+    if not ready:
+        store.migrate()
     return store
 
 

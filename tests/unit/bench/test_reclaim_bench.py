@@ -1,10 +1,18 @@
 """The arithmetic of bench-reclaim, and that its page tells a missed goal from a met one."""
 
+import datetime
 from typing import Any
 
 import pytest
 
-from tests.bench import reclaim, reclaim_report, reclaim_trials
+from tests.bench import (
+    reclaim,
+    reclaim_report,
+    reclaim_site,
+    reclaim_timeline,
+    reclaim_trials,
+    reclaim_ttft,
+)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +72,22 @@ def spread(value: float) -> dict[str, float]:
     return {"n": 20, "p50": value, "p95": value, "p99": value, "max": value}
 
 
+TTFT = {
+    "quiet": spread(100.0),
+    "spike": spread(105.0),
+    "quiet_long": spread(200.0),
+    "spike_long": spread(210.0),
+    "spike_all": spread(400.0),
+}
+PARTS = {
+    "parts_ms": dict.fromkeys(reclaim_ttft.PARTS, 20.0),
+    "mean_ms": 100.0,
+    "step_ms": 10.0,
+    "batch_beside": 3.0,
+    "failed": 0,
+}
+
+
 def result(**changes: Any) -> dict[str, Any]:
     rung = {
         "decision_s": {},
@@ -79,10 +103,12 @@ def result(**changes: Any) -> dict[str, Any]:
         "rung0": rung,
         "rung1": rung,
         "rung2": rung,
-        "rung3": rung | {"ready_s": spread(2.0)},
+        "rung3": rung | {"ready_s": spread(2.0), "stages_s": [("told", 0.1, 0.2)]},
+        "scancel_floor_s": spread(0.1),
+        "ttft_parts": {"0": {"quiet": PARTS, "filled": PARTS}},
         "slurm_preemption_s": {"grace0": spread(2.5), "grace3": spread(18.0)},
         "slurm": {"KillWait": "5 sec"},
-        "interactive_ttft_ms": {"quiet": spread(100.0), "spike": spread(105.0)},
+        "interactive_ttft_ms": TTFT,
         "batch": {
             "lost": 0,
             "duplicated": 0,
@@ -99,11 +125,65 @@ def result(**changes: Any) -> dict[str, Any]:
 def test_the_page_says_which_goals_are_met() -> None:
     page = reclaim_report.page(result())
     assert "missed" not in page
-    assert page.count(": met") == 8
+    assert page.count(": met") == 10
     assert "Not measured on a GPU" in page
     worse = result(
         rung3={**result()["rung3"], "ready_s": spread(6.0)},
-        interactive_ttft_ms={"quiet": spread(100.0), "spike": spread(120.0)},
+        interactive_ttft_ms=TTFT | {"spike": spread(120.0)},
         batch=result()["batch"] | {"lost": 1, "throughput_vs_run_batch": 0.9},
     )
     assert sum("missed" in line for line in reclaim_report.goals(worse)) == 6
+
+
+def test_stages_of_rung_3_add_up_to_the_whole_time() -> None:
+    logs = {
+        "agent": "2026-11-30 15:03:19,700 I engines.agent.lease leaving: asked\n"
+        "2026-11-30 15:03:20,200 I engines.agent.slots slot l.s0: its step has ended with 0\n",
+        "slot": "2026-11-30 15:03:19,690 I engines.slot.keeper replica r: serving → draining: stop\n"
+        "2026-11-30 15:03:20,100 I engines.slot.keeper replica r: draining → stopped: stop\n",
+        "slurmctld": "[2026-11-30T15:03:18.000] sched: Allocate JobId=8 NodeList=n1\n"
+        "[2026-11-30T15:03:20.300] debug2: _slurm_rpc_complete_batch_script JobId=7: completing\n"
+        "[2026-11-30T15:03:20.350] debug2: _slurm_rpc_epilog_complete: JobId=7 Node=n3\n"
+        "[2026-11-30T15:03:20.360] debug2: _slurm_rpc_epilog_complete: JobId=71 Node=n3\n"
+        "[2026-11-30T15:03:20.400] sched: Allocate JobId=8 NodeList=n3\n",
+    }
+    order = datetime.datetime(2026, 11, 30, 15, 3, 19, 500_000).timestamp()
+    assert reclaim_timeline.ordered(order, logs["agent"]) == order
+    told = reclaim_timeline.ordered(order + 0.4, logs["agent"])
+    assert told == pytest.approx(order + 0.2, abs=1e-5)  # before the plan was written down
+    found = reclaim_timeline.stages(order, order + 1.0, ("7", "8"), logs)
+    assert list(found) == list(reclaim_timeline.STAGES)
+    assert sum(found.values()) == pytest.approx(1.0)
+    assert found["batch"] == 0.0  # written before its agent's line
+    assert found["epilog"] == pytest.approx(0.05, abs=1e-5)
+    assert found["allocated"] == pytest.approx(0.05, abs=1e-5)
+    assert reclaim_timeline.stages(order, order + 1.0, ("9", "8"), logs) == {}
+    rows = reclaim_timeline.table([found, found])
+    assert sum(mean for _, mean, _ in rows) == pytest.approx(1.0)
+
+
+def test_a_callers_parts_add_up_to_what_it_saw() -> None:
+    heard = [reclaim_site.Heard("a", 1_000, 61_000), reclaim_site.Heard("gone", 0, 1)]
+    row = {
+        "caller_request_id": "a",
+        "arrived_us": 3_000,
+        "started_us": 4_000,
+        "first_token_us": 59_000,
+    }
+    (found,) = reclaim_ttft.parts(heard, [row], [12.0])
+    assert found == {"way_in": 2.0, "gateway": 1.0, "seat": 12.0, "engine": 43.0, "way_out": 2.0}
+    assert sum(found.values()) == 60.0
+
+
+def test_a_trial_that_takes_too_long_costs_no_other_its_figures() -> None:
+    found = reclaim_trials.Times()
+    for _ in range(reclaim_trials.MOST_LATE):
+        with found.bearing():
+            raise TimeoutError("no lease")
+    assert found.late == reclaim_trials.MOST_LATE
+    assert any(
+        "every trial came to its end: missed (3)" in line
+        for line in reclaim_report.goals(result(rung3={**result()["rung3"], "late": 3}))
+    )
+    with pytest.raises(TimeoutError), found.bearing():
+        raise TimeoutError("no lease")

@@ -12,6 +12,7 @@ def result(utilisation: float = 0.8, p95: float = 200.0, speed: float = 45.0) ->
     site = scenario.load(scenario.find("large-site")).scaled(1 / 64)
     found = tally.Tally(site, 0.0).result()
     found |= {"utilisation": utilisation, "tokens_per_s_p5": speed, "tpot_ms_p99": 30.0, "gpus": 24}
+    found["gaps"] |= {"share": 0.97, "left_gpu_s": 100, "lent_gpu_s": 97}
     found["ttft_ms"] = {"p50": 60.0, "p95": p95, "p99": 300.0}
     return found
 
@@ -34,6 +35,9 @@ def test_goals_are_met_and_missed() -> None:
     assert not simulation.verdict(found(utilisation=0.5))["no_worse_than_any"]
     assert not simulation.verdict(found(p95=600.0))["ttft"]
     assert not simulation.verdict(found(speed=39.0))["speed"]
+    unlent = found()
+    unlent["policies"]["full"]["gaps"] = {"share": 0.94}
+    assert not simulation.verdict(unlent)["gaps"]
     same = simulation.verdict(found(utilisation=0.7, p95=260.0))
     assert simulation.verdict(found(utilisation=0.7, p95=260.0, speed=47.0))["better_on_one"]
     assert same["no_worse_than_any"]

@@ -71,6 +71,13 @@ def test_zones_are_taken_as_written() -> None:
         assert point.hour == 8
 
 
+def test_a_time_that_comes_twice_in_a_night_is_the_one_to_come() -> None:
+    """At the second 2:10 of the night, 2:30 is in 20 minutes and not 40 minutes ago."""
+    for fold, ahead_s in ((0, 1_200), (1, 1_200)):
+        now = datetime.datetime(2026, 10, 25, 2, 10, fold=fold, tzinfo=BERLIN)
+        assert times.point("2:30", now=now, tz=BERLIN).timestamp() - now.timestamp() == ahead_s
+
+
 def test_hours_before_are_hours_also_when_the_clocks_change() -> None:
     now = datetime.datetime(2026, 10, 25, 4, 0, tzinfo=BERLIN)  # clocks went back at 3:00
     moved = times.point("now-3hours", now=now, tz=BERLIN)

@@ -147,8 +147,11 @@ async def post(
     *,
     framed: bool = True,
     call: Call | None = None,
+    preempted: int = 0,
 ) -> Call:
     """Send one inference request to `/v1/completions`."""
     given = headers(who, framed=framed)
+    if preempted:
+        given["x-forebay-preempted"] = str(preempted)
     value = {"prompt": "x"} if body is None else body
     return await run(app, "POST", "/v1/completions", given, value, call)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette import types
 
-from engines.replica import app, engine, state, steptime
+from engines.replica import adapters, app, engine, state, steptime
 from scheduler.contracts import clock, fleet, usage
 from tests.unit.engines import asgi
 
@@ -22,6 +22,9 @@ class Scripted:
         self.running: set[str] = set()
         self.started = asyncio.Event()
         self.failure = ""
+        self.steps = 0
+        self.port: adapters.AdapterPort | None = None
+        self.sleeper: engine.SleepPort | None = None
 
     async def serve(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
         if scope["type"] == "lifespan":
@@ -43,6 +46,10 @@ class Scripted:
     def app(self) -> types.ASGIApp:
         return self.serve
 
+    @property
+    def adapters(self) -> adapters.AdapterPort | None:
+        return self.port
+
     def tap(self, request_id: str) -> engine.Tap:
         return self.taps.open(request_id)
 
@@ -56,7 +63,9 @@ class Scripted:
         self.observer = observer
 
     def stats(self) -> engine.EngineStats:
-        return engine.EngineStats(kv_blocks=8, kv_free=4, failure=self.failure)
+        return engine.EngineStats(
+            kv_blocks=8, kv_free=4, steps_total=self.steps, failure=self.failure
+        )
 
 
 def build(
@@ -67,9 +76,11 @@ def build(
     reserved: int = 1,
     role: fleet.Role = fleet.Role.SHARED,
     time: clock.Clock | None = None,
+    port: adapters.AdapterPort | None = None,
 ) -> tuple[Scripted, types.ASGIApp]:
     """Return an engine and the stack around it."""
     inner = Scripted(script)
+    inner.port = port
     about = state.About(replica_id="r-1", model="m", version="1")
     options = app.Options(asgi.SECRET, role, seats, reserved, about)
     return inner, app.build(inner, options, sink=sink, time=time or clock.SystemClock())

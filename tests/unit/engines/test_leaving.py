@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from engines.replica import child, engine, launch, server
-from scheduler.contracts import fleet, usage
+from engines.replica import child, engine, launch, server, spans
+from scheduler.contracts import fleet, tracing, usage
 from tests.unit.engines import scripted
 
 
@@ -47,14 +47,32 @@ class Reporter:
         return
 
 
+class Tracer(tracing.NoTracer):
+    """Notes when spans are sent."""
+
+    events: list[str]
+
+    def flush(self, seconds: float) -> None:
+        assert seconds < 1
+        self.events.append("spans")
+
+
+def tracer(service: str) -> tracing.Tracer:
+    """Return what `spans.FACTORY` names."""
+    assert service == "forebay-replica"
+    return Tracer()
+
+
 async def _never(inner: Any, key: str, tap: engine.Tap, send: Any) -> None:
     raise AssertionError("nobody asks")
 
 
 async def test_it_leaves_when_its_rows_are_on_disk_and_before_its_engine_ends(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
+    monkeypatch.setattr(Tracer, "events", events, raising=False)
+    monkeypatch.setenv(spans.FACTORY, f"{__name__}:tracer")
 
     @contextlib.asynccontextmanager
     async def opened(*_: Any) -> AsyncIterator[scripted.Scripted]:
@@ -76,7 +94,8 @@ async def test_it_leaves_when_its_rows_are_on_disk_and_before_its_engine_ends(
         secret_file=str(secret),
     )
     await server.run(record, opened, Sink(events), Reporter(), leave=lambda: events.append("left"))
-    assert events.index("close") < events.index("left") < events.index("engine ended")
+    order = ("close", "spans", "left", "engine ended")
+    assert sorted(order, key=events.index) == list(order)
     assert "sync" in events[: events.index("close")]
 
 

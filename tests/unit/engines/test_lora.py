@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from engines import lora, tinymodel
+from engines.weights import sources
 from scheduler.contracts import fleet
 
 
@@ -76,3 +78,56 @@ def test_another_base_is_refused(made: Path, tmp_path: Path) -> None:
         (config / "config.json").write_text(json.dumps({**said, **change}))
         with pytest.raises(lora.AdapterError, match=told):
             lora.judge(made / "law", 0, [base])
+
+
+def test_a_base_that_is_staged_is_looked_at_where_it_lies(made: Path, tmp_path: Path) -> None:
+    """Its folder is none of this host's: an adapter of another base was taken, and failed on each node."""
+    place = tmp_path / "model"
+    tinymodel.make(place)
+    base = fleet.ReplicaSpec("chat", "v1", fleet.EngineKind.VLLM, weights=f"file://{place}")
+    lora.judge(made / "law", 0, [base])
+    lora.judge_place(sources.Folder(made / "law"), "s3://adapters/law", 0, [base])
+    said = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps({**said, "num_hidden_layers": 1}))
+    with pytest.raises(lora.AdapterError, match="it has a layer 1, that has 1"):
+        lora.judge(made / "law", 0, [base])
+    away = dataclasses.replace(base, weights="file:///nowhere/at/all")
+    with pytest.raises(sources.SourceDown, match="is its file system mounted"):
+        lora.judge(made / "law", 0, [away])
+    lora.judge(made / "law", 0, [dataclasses.replace(base, weights="/nowhere/at/all")])
+
+
+def test_an_adapter_of_parts_that_the_base_lacks_is_refused(made: Path, tmp_path: Path) -> None:
+    """vLLM passes over them, and its requests would be answered by the base model."""
+    tinymodel.make(tmp_path / "model")
+    base = fleet.ReplicaSpec("chat", "v1", fleet.EngineKind.VLLM, weights=str(tmp_path / "model"))
+    other = copy(made, tmp_path / "other")
+    raw = (other / lora.TENSORS).read_bytes()
+    assert b"o_proj" in raw
+    (other / lora.TENSORS).write_bytes(raw.replace(b"o_proj", b"z_proj"))
+    with pytest.raises(lora.AdapterError, match="it changes z_proj, which that does not have"):
+        lora.judge(other, 0, [base])
+
+
+def test_an_adapter_is_judged_where_it_will_be_staged_from(made: Path, tmp_path: Path) -> None:
+    source = sources.Folder(made / "law")
+    rank = lora.judge(made / "law", 0, [])
+    assert lora.judge_place(source, "s3://adapters/law", rank, []) == rank
+    with pytest.raises(lora.AdapterError, match=r"s3://adapters/law/adapter_config.json has r ="):
+        lora.judge_place(source, "s3://adapters/law", rank + 1, [])
+    pickled = copy(made, tmp_path / "pickled")
+    (pickled / lora.TENSORS).rename(pickled / "adapter_model.bin")
+    with pytest.raises(lora.AdapterError, match="is a pickle"):
+        lora.judge_place(sources.Folder(pickled), "s3://adapters/law", 0, [])
+    tinymodel.make(tmp_path / "model")
+    with pytest.raises(lora.AdapterError, match=r"adapter_config\.json is missing"):
+        lora.judge_place(sources.Folder(tmp_path / "model"), "s3://models/chat", 0, [])
+
+
+@pytest.mark.parametrize("name", [lora.CONFIG, lora.TENSORS])
+def test_a_pipe_in_place_of_a_file_holds_up_nobody(made: Path, tmp_path: Path, name: str) -> None:
+    folder = copy(made, tmp_path / "pipe")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(lora.AdapterError, match=f"{name}: is no file"):
+        lora.judge(folder, 0, [])

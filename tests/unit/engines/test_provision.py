@@ -2,8 +2,12 @@
 
 import asyncio
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import pytest
 
 from engines import settings
 from engines.slot import children, starters
@@ -37,6 +41,9 @@ class Slow:
             raise
         if self.refuse:
             raise stager.Refused(self.refuse)
+        return None
+
+    async def adapter(self, path: str, told: stager.Told) -> store.Use | None:
         return None
 
     def caches(self, what: fleet.ReplicaSpec) -> Mapping[str, str]:
@@ -147,7 +154,7 @@ def test_in_an_image_a_replica_sees_its_lease_its_weights_and_our_code(tmp_path:
     )
     starter = starters.Starters(told, lambda: None)
     assert not starter.forks
-    line = starter._inside(["/usr/bin/python3", "-P", "-m", "engines.replica"])
+    line = starters.engine_line(options, "/state/l/run", "/state/l/logs", gpus=False)
     assert line[:2] == ["apptainer", "exec"]
     bound = {
         word.removeprefix("--bind=").partition(":")[0] for word in line if word.startswith("--bind")
@@ -162,3 +169,46 @@ def test_in_an_image_a_replica_sees_its_lease_its_weights_and_our_code(tmp_path:
     assert line[line.index("/images/vllm.sif") + 1 :] == [
         "env", "FOREBAY_PARENT_PID=0", "/usr/bin/python3", "-P", "-m", "engines.replica",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("turns", [2, 20])
+async def test_a_staging_that_waits_for_its_disk_as_it_dies_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """Killed while it syncs gigabytes it dies when they are written: the slot was deaf until then.
+
+    One that is given up as it starts is killed too.
+    """
+    polls: list[int] = []
+
+    class Stuck(subprocess.Popen[bytes]):
+        def poll(self) -> int | None:
+            polls.append(self.pid)
+            return super().poll() if len(polls) > 3 else None
+
+        def wait(self, timeout: float | None = None) -> int:
+            raise AssertionError("the event loop would stand still")
+
+    monkeypatch.setattr(subprocess, "Popen", Stuck)
+    provider = stager.Stager(settings.EnginesSettings(weights_dir=str(tmp_path / "disk")))
+    fetching = asyncio.create_task(provider.fetch(f"file://{tmp_path}/no/m", "", lambda line: None))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    fetching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetching
+    assert len(polls) > 3
+
+
+async def test_a_librarys_word_on_stdout_ends_no_staging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the agent's shelf, which staged nothing more on that node."""
+    script = tmp_path / "python"
+    script.write_text(
+        "#!/bin/sh\nread order\necho 'a warning: {'\necho '{\"done\": {\"size\": 5}}'\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    provider = stager.Stager(settings.EnginesSettings(weights_dir=str(tmp_path / "disk")))
+    assert await provider.fetch("file:///m", "", lambda line: None) == {"size": 5}

@@ -207,6 +207,23 @@ async def test_the_end_of_an_answer_is_not_told_before_all_of_it_can_be() -> Non
     assert sent.data() == [(10,)], "ids behind an answer's end would make it go on behind its end"
 
 
+async def test_the_last_tokens_id_never_goes_out_before_its_text() -> None:
+    """A frame that waits behind a slow reader must not take along what was handed out for the end."""
+    sent, tap, reply = await crowd(200)
+    await say(reply, tap, 10)
+    await say(reply, tap, 11)  # waits to be gathered
+    async with reply._order:  # the reader is behind: an earlier frame has its turn
+        late = asyncio.ensure_future(reply._flush())
+        await asyncio.sleep(0)
+        await say(reply, tap, 12, "stop")
+    await late
+    assert sent.data() == [(10,)]
+    tap.finished(0, "stop")
+    await reply.close(reply.counted("replica_lost", "gone", 502))
+    assert sent.data() == [(10,)]
+    assert sum(frame.chars for frame in sent.frames) == 1
+
+
 def test_the_seam_drops_the_opening_and_keeps_the_date() -> None:
     role = (
         b'data: {"created":9,"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'

@@ -100,6 +100,17 @@ def test_the_reserve_is_the_p99_of_arrivals_within_a_round_trip() -> None:
     assert seen.reserve(100.0, 0.1) >= 4
 
 
+def test_a_crowd_or_two_of_a_young_replica_keep_no_seat_from_batch() -> None:
+    seen = arrivals.Arrivals(0.0)
+    for crowd in (30.0, 40.0):
+        for _ in range(8):
+            seen.note(crowd)
+    assert seen.reserve(41.0, 0.5) == 0
+    for second in range(30, 41):  # what comes all the time is no chance
+        seen.note(second + 0.2)
+    assert seen.reserve(41.0, 0.5) == 1
+
+
 def test_rare_arrivals_reserve_nothing_and_old_ones_are_forgotten() -> None:
     seen = arrivals.Arrivals(0.0)
     seen.note(10.0)
@@ -168,13 +179,15 @@ def test_an_engine_slower_than_the_slo_keeps_little_batch_and_never_blames_itsel
     assert batch >= 1
 
 
-def test_prompts_of_batch_wait_for_one_another() -> None:
+def test_prompts_of_batch_wait_for_one_another_where_somebody_would_wait_for_them() -> None:
     held = throttle.Throttle(8, throttle.Limits(prefill_tokens=2_048))
+    assert held.refuses(fleet.Role.SHARED, 1, 1, 1) == ""
     held.entered("a", 3_000)  # one alone may be longer than the bound
-    assert "3000 batch prompt tokens" in held.refuses(fleet.Role.SHARED, 0, 1, 1)
-    assert held.refuses(fleet.Role.BATCH, 0, 1, 1) == ""
-    held.prefilled("a")
+    assert "3000 batch prompt tokens" in held.refuses(fleet.Role.SHARED, 1, 1, 1)
+    assert held.refuses(fleet.Role.BATCH, 1, 1, 1) == ""
     assert held.refuses(fleet.Role.SHARED, 0, 1, 1) == ""
+    held.prefilled("a")
+    assert held.refuses(fleet.Role.SHARED, 1, 1, 1) == ""
 
 
 async def test_the_gate_sheds_the_youngest_and_says_its_room() -> None:
@@ -182,6 +195,7 @@ async def test_the_gate_sheds_the_youngest_and_says_its_room() -> None:
     door = gate.Gate(seats.Seats(8, 1, fleet.Role.SHARED), time, throttle.Limits(itl_slo_ms=25.0))
     held = [await door.enter(f"b{place}", B, prompt_tokens=1) for place in range(4)]
     await door.enter("i", P)
+    door.throttle.prefilled("i")
     assert door.batch_room() == 2
     for _ in range(throttle.WINDOW):
         door.step(steptime.Step(100.0, 0, 5, 100))
@@ -211,3 +225,53 @@ async def test_a_refused_or_left_batch_request_frees_its_prompt() -> None:
     seat.release()
     (await door.enter("b", B)).release()
     assert door.batch_room() == 1
+
+
+async def test_no_batch_enters_while_an_interactive_prompt_is_computed() -> None:
+    door = gate.Gate(seats.Seats(8, 1, fleet.Role.SHARED), clock.FakeClock())
+    person = await door.enter("p", P)
+    assert door.batch_room() == 0
+    with pytest.raises(gate.Full, match="an interactive prompt is being computed"):
+        await door.enter("b", B)
+    door.throttle.prefilled("p")  # its first token
+    assert door.batch_room() == 6
+    line = await door.enter("b", B)
+    line.release()
+    again = await door.enter("q", P)
+    again.release()  # gone without a token
+    assert door.batch_room() == 6
+    person.release()
+
+
+async def test_a_caller_who_found_no_seat_holds_no_batch_up() -> None:
+    door = gate.Gate(seats.Seats(1, 0, fleet.Role.SHARED), clock.FakeClock())
+    person = await door.enter("p", P)
+    door.throttle.prefilled("p")
+    with pytest.raises(gate.Full):
+        await door.enter("q", P)
+    person.release()
+    assert door.batch_room() == 1
+
+
+def test_beside_interactive_work_prompts_of_batch_keep_a_step_within_its_slo() -> None:
+    held = throttle.Throttle(64, throttle.Limits(itl_slo_ms=25.0))
+    for step in steps(400, noise=0.0):
+        held.model.observe(step)
+    held.entered("a", 300)  # 25 ms less a base of 8 are some 200 tokens at 0.08 ms each
+    assert "prompt tokens" in held.refuses(fleet.Role.SHARED, 1, 1, 1)
+    assert held.refuses(fleet.Role.SHARED, 0, 1, 1) == ""
+    held.prefilled("a")
+    assert held.refuses(fleet.Role.SHARED, 1, 1, 1) == ""
+
+
+def test_beside_inputs_that_are_read_at_once_batch_is_held_by_its_prompts_alone() -> None:
+    held = throttle.Throttle(64, throttle.Limits(itl_slo_ms=25.0))
+    for place in range(400):
+        tokens = 100 + place % 7 * 50
+        reading = steptime.Step(5.0 + 0.05 * tokens, tokens, 0, 0)
+        held.step(reading, interactive=4, batch=1)
+    assert held.most(4) == 64
+    held.entered("a", 390)  # 25 ms less a base of 5 are 400 tokens at 0.05 ms each
+    assert held.refuses(fleet.Role.SHARED, 4, 1, 1) == ""
+    held.entered("b", 20)
+    assert "410 batch prompt tokens" in held.refuses(fleet.Role.SHARED, 4, 2, 1)

@@ -45,6 +45,27 @@ def test_interactive_evicts_the_youngest_batch_first_and_counts_it() -> None:
     assert t.try_seat("i2")
 
 
+def test_a_line_that_was_preempted_twice_leaves_only_after_all_others() -> None:
+    t = table(4, 0)
+    for name, preempted in (("never", 0), ("thrice", 3), ("once", 1), ("twice", 2)):
+        t.ask(name, B, preempted=preempted)
+    assert [t.ask(f"i{n}", P).victims for n in range(4)] == [
+        ("once",),
+        ("never",),
+        ("twice",),
+        ("thrice",),
+    ]
+
+
+def test_shedding_and_many_seats_at_once_spare_pinned_lines_too() -> None:
+    t = table(6, 0)
+    for name, preempted in (("a", 0), ("pinned", 2), ("b", 0), ("pinned2", 2)):
+        t.ask(name, B, preempted=preempted)
+    assert t.shed(1) == ("b",)
+    assert t.ask("i", P, 4).victims == ("a",), "b is leaving: two seats are free, two come free"
+    assert t.ask("i2", P, 1).victims == ("pinned2",)
+
+
 def test_a_second_claim_does_not_evict_for_seats_that_are_already_coming_free() -> None:
     t = table(2, 0)
     t.ask("two", B, 2)

@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -150,8 +151,11 @@ async def play(
 class Sick(scripted.Scripted):
     """An engine whose health a test sets."""
 
-    steps = 1
     step_ms = 0.0
+
+    def __init__(self) -> None:
+        super().__init__(scripted.endless)
+        self.steps = 1
 
     def stats(self) -> engine.EngineStats:
         return engine.EngineStats(
@@ -162,12 +166,14 @@ class Sick(scripted.Scripted):
 @contextlib.asynccontextmanager
 async def listening(child: FakeChild, incarnation: int = 1) -> AsyncIterator[Sick]:
     """Listen as the replica, and tell the keeper where."""
-    inner = Sick(scripted.endless)
+    inner = Sick()
     secret = private.read(Path(child.order.record.secret_file))
     about = state.About(replica_id="r-1")
     options = app.Options(secret, child.order.record.role, 4, 1, about)
     served = app.build(inner, options, sink=usage.MemorySink(), time=clock.SystemClock())
-    async with server.listening(served, "127.0.0.1") as (address, _):
+    async with contextlib.AsyncExitStack() as stack:
+        with mock.patch.object(server, "GRACE_S", 0.1):  # for calls that hang when a test ends
+            address, _ = await stack.enter_async_context(server.listening(served, "127.0.0.1"))
         child.order.heard({"phase": "weights", "seconds": 1.5})
         child.order.heard(
             {"address": address, "incarnation": incarnation, "phases_s": {"engine": 2.0}}
@@ -347,6 +353,22 @@ async def test_a_replica_that_does_not_answer_leaves_the_routes(tmp_path: Path) 
             await at.until(lambda r: r.state == "serving")
         report = await at.until(lambda r: r.state == "warm")
         assert "does not answer" in report.reason
+
+
+async def test_a_replica_that_never_answers_again_is_killed(tmp_path: Path) -> None:
+    """It kept its GPUs, and its callers' streams, until somebody looked."""
+    time = clock.FakeClock()
+    async with play(tmp_path, signal.SIGKILL, time=time, no_step_s=30.0) as at:
+        child = await at.starter.child
+        async with listening(child):
+            await at.until(lambda r: r.state == "serving")
+        await time.advance(59)
+        report = await at.until(lambda r: r.state == "warm")
+        assert "does not answer for 59 s" in report.reason
+        await time.advance(2)
+        report = await at.end()
+    assert report.state == "lost"
+    assert report.reason.startswith("does not answer for 61 s: killed")
 
 
 async def test_a_fork_server_is_spoken_to_and_its_death_is_its_replicas_death(

@@ -215,6 +215,30 @@ async def test_interactive_takes_a_batch_seat_and_the_batch_line_keeps_its_token
     assert (stats["preempted_total"], len(stats["reclaim_ms"])) == (1, 1)
 
 
+async def test_a_line_that_was_preempted_twice_keeps_its_seat_while_another_has_one(
+    sink: usage.MemorySink,
+) -> None:
+    inner, app = scripted.build(scripted.endless, sink, seats=2, reserved=0)
+
+    async def begin(who: usage.Identity, preempted: int = 0) -> "asyncio.Task[asgi.Call]":
+        inner.started.clear()
+        task = asyncio.create_task(asgi.post(app, who, preempted=preempted))
+        await inner.started.wait()
+        await asyncio.sleep(0)
+        return task
+
+    once = await begin(asgi.identity("once", "batch"), 1)
+    twice = await begin(asgi.identity("twice", "batch"), 2)  # the younger one
+    person = await begin(asgi.identity("person"))
+    assert (await once).error.code == "preempted"
+    assert inner.aborted == ["once"]
+    other = await begin(asgi.identity("other"))
+    assert (await twice).error.code == "preempted", "interactive work goes first all the same"
+    for task in (person, other):
+        task.cancel()
+    await asyncio.gather(person, other, return_exceptions=True)
+
+
 async def test_full_says_so_with_stats_before_anything(sink: usage.MemorySink) -> None:
     inner, app = scripted.build(scripted.endless, sink, seats=1, reserved=0)
     call = asgi.Call()
@@ -373,3 +397,28 @@ async def test_an_engine_that_refuses_after_its_first_token_ends_in_an_error_fra
     assert "no" in call.error.message
     (row,) = rows(sink)
     assert row.outcome != "ok"
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/completions", 429), ("/v1/embeddings", 200)])
+async def test_batch_waits_for_prompts_of_what_generates_alone(
+    sink: usage.MemorySink, path: str, status: int
+) -> None:
+    """An embedding is a prompt all its life: beside people who always ask for some batch never entered."""
+    ends = asyncio.Event()
+
+    async def reading(inner: Any, key: str, tap: engine.Tap, send: types.Send) -> None:
+        if key == "a":
+            await ends.wait()
+        await scripted.begin(send, "application/json")
+        await scripted.part(send, b"{}", more=False)
+
+    inner, app = scripted.build(reading, sink, seats=8)
+    inner.steps = 1
+    given = asgi.headers(asgi.identity("a"), framed=False)
+    person = asyncio.create_task(asgi.run(app, "POST", path, given, {"input": "x"}))
+    await inner.started.wait()
+    line = asgi.headers(asgi.identity("b", "batch"), framed=False)
+    call = await asgi.run(app, "POST", path, line, {"input": "y"})
+    assert call.status == status
+    ends.set()
+    await person

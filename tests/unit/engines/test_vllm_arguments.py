@@ -80,9 +80,48 @@ def test_nothing_that_runs_code_or_reads_files(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("structured-outputs-config", {"reasoning_parser_plugin": "/tmp/x.py"}),
+        ("structured-outputs-config", '{"reasoning_parser_plugin": "/tmp/x.py"}'),
+        ("structured_outputs_config.reasoning_parser_plugin", "/tmp/x.py"),
+        ("structured-outputs-config", {"a": [{"reasoning-parser-plugin": "/tmp/x.py"}]}),
+        ("compilation-config.backend", "somebodys.module.compiler"),
+        ("compilation-config", {"backend": "somebodys.module.compiler"}),
+        ("ec-manager-config", {"cls_path": "somebodys.module.Manager"}),
+        ("logging-config", {"handlers": {"x": {"()": "os.system"}}}),
+        ("enable-prompt-embeds", True),
+    ],
+)
+def test_nothing_that_runs_code_inside_of_what_looks_harmless(name: str, value: object) -> None:
+    with pytest.raises(arguments.ArgumentError, match="could run code") as caught:
+        arguments.command_line(spec(engine_args={name: value}))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("compilation-config", {"backend": "inductor", "cudagraph_mode": "PIECEWISE"}),
+        ("structured-outputs-config.backend", "xgrammar"),
+        ("hf-overrides", {"config": {"rope_theta": 10000.5}}),
+        ("load-format", "runai_streamer"),
+    ],
+)
+def test_what_is_harmless_inside_passes(name: str, value: object) -> None:
+    assert arguments.command_line(spec(engine_args={name: value}))
+
+
+@pytest.mark.parametrize("name", ["pt", "PT", "npcache", "tensorizer", "somebodys-own"])
+def test_weights_are_loaded_as_safetensors(name: str) -> None:
+    with pytest.raises(arguments.ArgumentError, match=f"load-format {name} is refused: .*convert"):
+        arguments.command_line(spec(engine_args={"load-format": name}))
+
+
+@pytest.mark.parametrize(
     ("name", "field"),
     [("max-num-seqs", "seats"), ("max_model_len", "max_context"), ("model", "weights"),
-     ("max-loras", "adapters"), ("served-model-name", "model")],
+     ("max-loras", "adapter_slots"), ("served-model-name", "model")],
 )  # fmt: skip
 def test_what_the_spec_says_is_not_said_again(name: str, field: str) -> None:
     with pytest.raises(arguments.ArgumentError, match=f"`{field}`"):

@@ -163,6 +163,20 @@ async def test_ids_go_out_with_their_own_choices_event(taps: engine.Taps) -> Non
     assert taken == [{}, {}, {0: (0, 1)}, {1: (10, 11, 12)}]
 
 
+async def test_text_in_or_behind_the_first_chunk_goes_out_with_its_ids(taps: engine.Taps) -> None:
+    """Whoever resumed from such bytes without their ids would say the first token twice."""
+    role = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":"%b"}}]}\n\n'
+    first = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
+    for body in (role % b"x", role % b"" + first):
+        tap = taps.open(RID)
+        running = calls.Calls(taps)
+        call = begin(running, f"chatcmpl-{RID}")
+        call.note(Output([Part(0, [9], "x")], [5, 6]))
+        assert (await run(App([body]), running, tap))[1] == {0: (9,)}
+        assert tap.take_chars() == 1
+        taps.close(RID)
+
+
 async def test_a_whole_answer_hands_out_all(taps: engine.Taps) -> None:
     tap = taps.open(RID)
     running = calls.Calls(taps)

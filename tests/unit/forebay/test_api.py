@@ -26,8 +26,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(size)) if size else self._chunks()
         if self.path.startswith("/refused"):
             return self._send(404, {"error": {"message": "job 7: no such job; fqueue lists them"}})
+        if self.path.startswith("/page"):
+            return self._send(200, b"<html>log in</html>")
         if self.path.startswith("/broken"):
-            return self._send(502, None)
+            return self._send(502, b"")
         seen = {
             "path": self.path,
             "authorization": self.headers["Authorization"],
@@ -46,7 +48,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return whole
 
     def _send(self, status: int, value: object) -> None:
-        data = b"" if value is None else json.dumps(value).encode()
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -60,7 +62,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 def url() -> Iterator[str]:
     """A server that echoes."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
@@ -88,6 +90,12 @@ def test_the_gateways_own_words_are_the_error(url: str) -> None:
         client.call("GET", "/refused")
     with pytest.raises(command_line.CommandError, match="gateway answered 502 Bad Gateway"):
         client.call("GET", "/broken")
+
+
+def test_an_answer_that_is_no_json_is_told_in_one_line(url: str) -> None:
+    """A login page of a proxy; an answer that was cut."""
+    with pytest.raises(command_line.Unanswered, match=r"is no gateway, or its answer was cut"):
+        api.GatewayApi(url, api.Credential("k")).call("GET", "/page")
 
 
 def test_e6_a_sites_proxy_is_not_used(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +155,12 @@ def test_without_a_key_munge_makes_the_credential(
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert api.Credential(munge_socket="/good").header() == "Munge MUNGE:abc:"
-    with pytest.raises(command_line.CommandError, match="is munged running"):
+    with pytest.raises(command_line.Unanswered, match="is munged running"):
         api.Credential(munge_socket="/bad").header()
+    fake.write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(api, "_MUNGE_S", 0.1)
+    with pytest.raises(command_line.Unanswered, match=r"no answer in 0\.1 s"):
+        api.Credential().header()
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(command_line.CommandError, match="set FOREBAY_API_KEY"):
         api.Credential().header()

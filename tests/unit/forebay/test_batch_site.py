@@ -4,8 +4,10 @@ from pathlib import Path
 
 from accounting import billing, rates
 from accounting import settings as accounting_settings
+from batch_jobs import model
 from forebay import batch_site
 from scheduler.contracts import clock, fleet, ids
+from tests.unit.batch_jobs import world as batch_world
 
 TABLE = accounting_settings.Accounting(prefill_weight=1, decode_weight=4)
 
@@ -62,3 +64,21 @@ def test_the_price_is_that_of_now_for_tier_batch(tmp_path: Path) -> None:
     )
     books.add_rates(wanted, author="root", reason="", now_us=time.wall_us())
     assert batch_site.price(books, time, tokens) == "3.00 EUR"
+
+
+def test_a_job_that_was_cancelled_or_is_past_its_time_was_ended_by_its_team(
+    tmp_path: Path,
+) -> None:
+    time = clock.FakeClock()
+    store = batch_world.open_store(tmp_path)
+    now = time.wall_us()
+    wanted = (
+        model.BatchJob(0, "t", "u", cancel_us=now),
+        model.BatchJob(0, "t", "u", deadline_us=now - 1),
+        model.BatchJob(0, "t", "u", started_us=now - 2_000_000, time_limit_s=1),
+        model.BatchJob(0, "t", "u", started_us=now, deadline_us=now + 1, time_limit_s=1),
+    )
+    found = [store.add(job, lambda _: None).job_id for job in wanted]
+    ended = [batch_site.ended(store, time, job_id) for job_id in [*found, 99]]
+    assert ended == [True, True, True, False, False]
+    store.close()

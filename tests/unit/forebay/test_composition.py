@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from engines.agent import spec
+from forebay import commands, in_lease, installation, lease, sinks, tree, up
 from forebay import config as configs
-from forebay import in_lease, installation, lease, sinks, tree, up
 from scheduler.contracts import fleet, ids
-from scheduler.runtime import config
-from slurm_plugins import embedded, steps
+from scheduler.runtime import config, config_text
+from slurm_plugins import embedded, sbatch, steps
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> installation.Instal
 
 def test_the_documented_configuration_is_the_codes_own() -> None:
     shown = Path("docs/forebay.toml").read_text()
-    assert shown == config.document(configs.TABLES), "run: make docs"
+    assert shown == config_text.document(configs.TABLES), "run: make docs"
 
 
 def test_secrets_are_private_and_made_once(here: installation.Installation) -> None:
@@ -134,6 +134,74 @@ def test_host_memory_goes_by_gpu_and_holds_what_is_parked(
     finally:
         port.close()
     assert job.memory_mb == 244_141  # 4 GPUs x 64e9 bytes, in 2^20 bytes, rounded up
+
+
+@pytest.mark.parametrize(
+    ("hardware", "gpus", "said"),
+    [
+        (
+            fleet.Hardware(
+                gres_type="H100", memory_gb=100.0, cpus=12, constraint="nvlink", container="/i.sif"
+            ),
+            2,
+            ("--gres=gpu:H100:2", "--mem=95368", "--cpus-per-task=12", "--constraint=nvlink"),
+        ),
+        (
+            fleet.Hardware("shard", parts=4, memory_gb=12.0),
+            4,
+            ("--gres=shard:4", "--mem=11445", "--cpus-per-task=1"),
+        ),
+        (
+            fleet.Hardware("none", memory_gb=8.0, cpus=4),
+            0,
+            ("--job-name=forebay-serve-cpu", "--mem=7630", "--cpus-per-task=4"),
+        ),
+        (fleet.Hardware("mps", parts=100), 50, ("--gres=mps:50",)),
+    ],
+)
+def test_a_profile_reaches_the_job_and_its_agent(
+    here: installation.Installation,
+    tmp_path: Path,
+    hardware: fleet.Hardware,
+    gpus: int,
+    said: tuple[str, ...],
+) -> None:
+    port = embedded.EmbeddedClient(tmp_path / "slurm", cluster="alpha")
+    asked = dataclasses.replace(
+        _lease(), gpus=gpus, hardware=hardware, gres_type=hardware.gres_type
+    )
+    try:
+        job = lease.Renderer(here, port)(asked)
+    finally:
+        port.close()
+    options = sbatch.arguments(job)
+    assert set(said) <= set(options), options
+    assert any(option.startswith("--gres") for option in options) is bool(gpus)
+    told = spec.AgentSpec.read(here.state / "leases" / "l-1" / lease.SPEC)
+    assert (told.parts, told.options.container) == (hardware.parts, hardware.container)
+    assert json.loads(job.environment[in_lease.LAUNCHER])["gres"] == hardware.gres
+
+
+def test_fctl_prints_the_job_of_a_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = embedded.EmbeddedClient(tmp_path / "slurm", cluster="alpha")
+    monkeypatch.setattr(installation.Installation, "connect_slurm", lambda _: port)
+    monkeypatch.setenv("FOREBAY_FOREBAY_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("FOREBAY_SCHEDULER_LEASE_GPUS", "1")
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "models.yaml"
+    file.write_text("profiles: {small: {gres: 'shard:1', parts: 4, constraint: fast, cpus: 2}}")
+    words = ["fctl", "lease", "--render", "--profile", "small", "--file", str(file)]
+    monkeypatch.setattr(sys, "argv", words)
+    try:
+        assert commands.fctl() == 0
+    finally:
+        port.close()
+    said = capsys.readouterr().out
+    for option in ("--gres=shard:4", "--constraint=fast", "--cpus-per-task=8"):
+        assert option in said, said
+    assert not (tmp_path / "state").exists(), "nothing is written"
 
 
 def _lease() -> fleet.Lease:

@@ -1,6 +1,7 @@
 """`fctl rebuild` on the accounting host."""
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,9 @@ def test_the_rollups_are_made_again(state: Path) -> None:
     out = io.StringIO()
     assert commands.rebuild(out) == 0
     assert out.getvalue() == "1 days summed anew\n"
+    told = io.StringIO()
+    assert commands.rebuild(told, True) == 0
+    assert json.loads(told.getvalue()) == {"days": 1, "problems": []}
     with rollup.opened(rollup.path_of(state)) as session:
         assert session.execute("SELECT sum(attempts) FROM usage_days").fetchall() == [(2,)]
 

@@ -1,13 +1,17 @@
 """`forebay gateway` and the like: which body runs, and what the command line sets for it."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from forebay import (
     admission_service,
+    batch_service,
     cli,
+    doors,
     gateway_service,
     installation,
     lifeline,
@@ -19,10 +23,26 @@ from gateway import settings as gateway_settings
 
 def test_each_service_has_its_body() -> None:
     assert cli.service("broker") is services.broker
-    assert cli.service("gateway") is services.gateway
-    assert cli.service("batchd") is services.batchd
+    assert cli.service("gateway") is doors.gateway
+    assert cli.service("batchd") is batch_service.batchd
     assert cli.service("gateway-worker") is gateway_service.worker
     assert cli.service("gateway-admission") is admission_service.admission
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "not_needed"),
+    [
+        ("batch_service", "fastapi uvicorn duckdb pyarrow apscheduler"),
+        ("services", "fastapi uvicorn"),
+        ("doors", "fastapi uvicorn duckdb pyarrow"),
+    ],
+)
+def test_a_service_loads_what_it_needs(module: str, not_needed: str) -> None:
+    """A part that died is away for as long as its successor takes to load."""
+    code = f"import sys, forebay.{module}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=True)
+    assert not set(not_needed.split()) & set(loaded.stdout.decode().split())
 
 
 @pytest.mark.parametrize(("words", "workers"), [([], 3), (["--workers", "5"], 5)])
@@ -41,8 +61,11 @@ def test_the_command_line_says_how_many_workers(
     monkeypatch.setattr(cli, "service", lambda name: body)
     monkeypatch.setattr(cli, "_log", lambda: None)
     monkeypatch.setattr(lifeline, "open_files", lambda: None)
+    ends: list[int] = []
+    monkeypatch.setattr(cli, "_gone", ends.append)  # a look-up that hangs must not be waited for
     assert cli.main(["gateway", "--config", str(config), *words]) == 0
     assert seen == [workers]
+    assert ends == [0]
     assert int(os.environ["FOREBAY_GATEWAY_WORKERS"]) == workers
 
 

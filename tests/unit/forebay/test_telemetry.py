@@ -1,6 +1,9 @@
 """Spans from the gateway's port to OpenTelemetry's exporter."""
 
+import threading
+
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.trace import export
 from opentelemetry.sdk.trace.export import in_memory_span_exporter
 
@@ -50,6 +53,22 @@ def test_an_unsampled_trace_costs_nothing(
     made = telemetry.over(export.SimpleSpanProcessor(spans), "gateway")
     assert made.begin("request", UNSAMPLED) is None
     assert not spans.get_finished_spans()
+
+
+def test_a_process_that_just_ends_has_sent_what_it_had_and_waits_for_no_collector() -> None:
+    """Spans of a replica's last seconds were lost: exit handlers do not run there."""
+    kept = in_memory_span_exporter.InMemorySpanExporter()
+    made = telemetry.over(export.BatchSpanProcessor(kept, schedule_delay_millis=60_000), "replica")
+    span = made.begin("replica", CALLER)
+    assert span is not None
+    span.end()
+    assert not kept.get_finished_spans()
+    made.flush(5.0)
+    assert [each.name for each in kept.get_finished_spans()] == ["replica"]
+    away = threading.Event()
+    with_none = telemetry.Tracer(trace.get_tracer("none"), away.wait)
+    with_none.flush(0.01)  # returns, though nobody answers
+    away.set()
 
 
 def test_nothing_is_traced_without_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ async def test_a_restart_that_the_machine_refuses_is_tried_again(
     logs = tmp_path / "logs"
     logs.mkdir()
     said: asyncio.Queue[str] = asyncio.Queue()
-    parts = tree.Tree((), logs, {}, said.put_nowait)
+    parts = tree.Tree((), logs, {}, said.put_nowait, 60.0)
 
     async def heard(words: str) -> None:
         async with asyncio.timeout(30):
@@ -64,7 +64,7 @@ async def test_a_gateway_that_is_started_again_keeps_its_addresses(
     monkeypatch.setattr(tree, "_BACKOFF_S", (0.01,))
     (tmp_path / "logs").mkdir()
     restarted = asyncio.Event()
-    parts = tree.Tree((), tmp_path / "logs", {}, lambda _: restarted.set())
+    parts = tree.Tree((), tmp_path / "logs", {}, lambda _: restarted.set(), 60.0)
     try:
         assert await parts.start("gateway") == {"port": "any"}
         parts.settle(up.kept({"http": "http://127.0.0.1:4711", "grpc": "127.0.0.1:4712"}))
@@ -74,3 +74,24 @@ async def test_a_gateway_that_is_started_again_keeps_its_addresses(
                 restarted.clear()
     finally:
         await parts.stop()
+
+
+@pytest.mark.parametrize(("stable_s", "waits"), [(60.0, ["0.01", "0.02"]), (0.0, ["0.01", "0.01"])])
+async def test_one_that_ends_soon_waits_longer_and_one_that_has_run_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stable_s: float, waits: list[str]
+) -> None:
+    program = tmp_path / "part"
+    program.write_text(_PART)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(tree, "_BACKOFF_S", (0.01, 0.02))
+    (tmp_path / "logs").mkdir()
+    said: asyncio.Queue[str] = asyncio.Queue()
+    parts = tree.Tree((), tmp_path / "logs", {}, said.put_nowait, stable_s)
+    await parts.start("broker")
+    try:
+        async with asyncio.timeout(30):
+            told = [await said.get() for _ in waits]
+    finally:
+        await parts.stop()
+    assert told == [f"broker ended with code 0; starting it again in {wait} s" for wait in waits]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway import asks, dependencies, local_room, settings, waiting
-from gateway.admission import place, remote, rooms
+from gateway.admission import dialing, place, remote, rooms
 from scheduler.contracts import clock, errors, fleet, ids, ports, quota, requests, usage
 from tests.unit.gateway import harness
 
@@ -119,7 +119,7 @@ class House:
     @contextlib.asynccontextmanager
     async def worker(self, token: str = TOKEN, **options: Any) -> AsyncIterator[remote.RemoteRoom]:
         deps = dependencies_of(self.view, **{**self.options, **options})
-        room = remote.RemoteRoom(deps, remote.unix(str(self.path)), token, "w")
+        room = remote.RemoteRoom(deps, dialing.unix(str(self.path)), token, "w")
         running = asyncio.create_task(room.run())
         try:
             yield room

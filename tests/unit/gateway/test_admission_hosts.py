@@ -14,6 +14,7 @@ from gateway.admission import ownership, place, rooms, split
 from scheduler.contracts import errors, fleet, ids, ports, quota
 from tests.unit.gateway import harness
 from tests.unit.gateway.admission_site import (
+    ONE,
     TOKEN,
     Book,
     ask,
@@ -160,3 +161,14 @@ async def test_a_refusal_after_a_move_is_told_as_what_it_is() -> None:
     room.leave(waiter)
     room.refresh()
     assert not other.waiting("chat")["interactive"]
+
+
+async def test_a_request_is_cancelled_from_a_host_that_never_heard_of_its_model() -> None:
+    """Nobody can tell from an id whose queue it is in: every gateway is asked."""
+    room, _, other = two_hosts(ONE)
+    ended: list[str] = []
+    room.hear(ended.append)
+    other.enter(ask("a"))
+    assert not await room.cancel("a", "physics", "bob")
+    assert await room.cancel("a", "physics", "ann")
+    assert ended == ["a"]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway import asks, local_room
-from gateway.admission import link, messages, owner
+from gateway.admission import link, messages, owner, remote
 from scheduler.contracts import clock, errors, ids, quota, wire
 from tests.unit.gateway import harness
 from tests.unit.gateway.admission_site import (
@@ -285,3 +285,52 @@ class FakeWire(asyncio.Transport):
 
     def abort(self) -> None:
         self.closed = True
+
+
+async def test_a_request_is_cancelled_from_another_worker_by_its_caller_alone() -> None:
+    """A gRPC `Cancel` comes on any connection, so to any worker; the one that has the request ends it."""
+    async with house(ONE) as made, made.worker() as first, made.worker() as second:
+        await harness.until(lambda: first.connected and second.connected)
+        ended: list[str] = []
+        first.hear(ended.append)
+        runs, waits = first.enter(ask("a")), first.enter(ask("b"))
+        await turn(first, runs)
+        await harness.until(lambda: made.room.waiting("chat")["interactive"] == 1)
+        for name in ("a", "b"):
+            assert not await second.cancel(name, "physics", "bob")
+            assert not await second.cancel(name, "chem", "ann")
+            assert await second.cancel(name, "physics", "ann")
+        await harness.until(lambda: ended == ["a", "b"])
+        first.leave(runs)
+        first.leave(waits)
+        await harness.until(lambda: made.room.loads.idle)
+        assert not await second.cancel("a", "physics", "ann")
+
+
+async def test_a_cancellation_is_told_to_the_heir_of_an_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote, "CANCEL_S", 20.0)
+    async with house(ONE) as made, made.worker() as room:
+        await harness.until(lambda: room.connected)
+        ended: list[str] = []
+        room.hear(ended.append)
+        await turn(room, room.enter(ask("a")))
+        await made.end()
+        await harness.until(lambda: not room.connected)
+        asked = asyncio.create_task(room.cancel("a", "physics", "ann"))
+        await asyncio.sleep(0)
+        await made.start(workers=1)
+        assert await asked
+        assert ended == ["a"]
+
+
+async def test_an_owner_that_stays_away_knows_of_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote, "CANCEL_S", 0.01)
+    async with house(ONE) as made, made.worker() as room:
+        await harness.until(lambda: room.connected)
+        await made.end()
+        await harness.until(lambda: not room.connected)
+        assert not await room.cancel("a", "physics", "ann")

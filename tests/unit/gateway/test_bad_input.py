@@ -59,6 +59,18 @@ FAULTS: list[tuple[str, dict[str, Any], int, str, str | None]] = [
     (COMPLETIONS, {"prompt": "a", "messages": []}, 400, "bad_request", "messages"),
     (COMPLETIONS, {"prompt": []}, 400, "bad_request", "prompt"),
     (COMPLETIONS, {"prompt": ["a", 1]}, 400, "bad_request", "prompt[1]"),
+    (COMPLETIONS, {"prompt": [1, True]}, 400, "bad_request", "prompt[1]"),
+    (COMPLETIONS, {"prompt": [1, 2.0]}, 400, "bad_request", "prompt[1]"),
+    (COMPLETIONS, {"prompt": [[1], [2, -1]]}, 400, "bad_request", "prompt[1]"),
+    (COMPLETIONS, {"prompt": [[1], []]}, 400, "bad_request", "prompt[1]"),
+    (COMPLETIONS, {"prompt": [2**32]}, 400, "bad_request", "prompt[0]"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": ""}] * 70_000},
+        400,
+        "bad_request",
+        "messages",
+    ),
     (
         COMPLETIONS,
         {"prompt": [1] * 2000, "max_tokens": 49},
@@ -121,7 +133,9 @@ async def test_a_surprise_has_openais_shape() -> None:
         raise OverflowError("Python int too large")
 
     async with harness.gateway(harness.make_view([]), routers=[router]) as served:
-        async with httpx.AsyncClient(base_url=served.http, trust_env=False) as session:
+        async with httpx.AsyncClient(
+            base_url=served.http, trust_env=False, verify=False
+        ) as session:
             answer = await session.get("/broken", headers=harness.ANN_AUTH)
         assert answer.status_code == 500
         assert answer.json()["error"]["code"] == "internal"
@@ -194,7 +208,9 @@ async def test_wrong_or_missing_key_is_401_everywhere_but_health() -> None:
         return {"team": caller.team}
 
     async with harness.one_replica(harness.hello, routers=[router]) as (served, fake):
-        async with httpx.AsyncClient(base_url=served.http, trust_env=False) as session:
+        async with httpx.AsyncClient(
+            base_url=served.http, trust_env=False, verify=False
+        ) as session:
             assert (await session.get("/health")).status_code == 200
             assert (await session.get("/openapi.json")).status_code == 200
             for path in ("/v1/models", "/metrics", "/forebay/v1/who", "/nowhere"):
@@ -258,7 +274,9 @@ async def test_metrics() -> None:
     async with harness.one_replica(harness.hello) as (served, _):
         await post(served, json=harness.chat_body(stream=True))
         await post(served, json=harness.chat_body(forebay_deadline_ms=1))
-        async with httpx.AsyncClient(trust_env=False, headers=harness.ANN_AUTH) as session:
+        async with httpx.AsyncClient(
+            trust_env=False, verify=False, headers=harness.ANN_AUTH
+        ) as session:
             text = (await session.get(f"{served.http}/metrics")).text
         labels = 'model="chat",result="ok",tier="interactive"'
         assert f"forebay_requests_total{{{labels}}}" in text

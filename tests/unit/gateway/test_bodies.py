@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import sys
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import checks, upstream
+from gateway import asks, checks, upstream
 from scheduler.contracts import errors, ids, requests, resume
 from tests.unit.gateway import asking, harness
 
@@ -49,7 +51,7 @@ def test_the_fast_parser_says_what_the_slow_one_says(
 def asked(raw: bytes, **changes: Any) -> requests.InferenceRequest:
     return requests.InferenceRequest(
         request_id=ids.RequestId("q"),
-        endpoint=requests.Endpoint.CHAT,
+        endpoint=changes.pop("endpoint", requests.Endpoint.CHAT),
         body=json.loads(raw),
         tier=requests.Tier.INTERACTIVE,
         caller=harness.ANN,
@@ -108,3 +110,29 @@ async def test_only_an_answer_without_a_bound_of_its_own_is_given_one() -> None:
     told = [received.headers.get("x-forebay-most-tokens") for received in fake.received]
     assert told == ["77", None, None]
     assert "max_tokens" not in fake.received[0].body  # a bound that its prompt leaves no room for
+
+
+LONG = 50_000
+
+
+@pytest.mark.parametrize(
+    "prompt", [[7] * LONG, [[7] * LONG, [7] * LONG], ["a"] * LONG], ids=["ids", "lists", "texts"]
+)
+def test_a_long_list_takes_no_step_of_python_for_each_item(prompt: list[Any]) -> None:
+    """A body of 20 MB of token ids stopped every stream of its process for seconds."""
+    raw = json.dumps({"model": "chat", "prompt": prompt, "tools": [[{}]] * 200}).encode()
+    steps = 0
+
+    def count(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    one = asked(b"{}", endpoint=requests.Endpoint.COMPLETIONS)
+    sys.setprofile(count)
+    try:
+        body = checks.parse(raw)
+        checks.check(requests.Endpoint.COMPLETIONS, body, ("tools",))
+        asks.of(dataclasses.replace(one, body=body, raw=raw))
+    finally:
+        sys.setprofile(None)
+    assert steps < LONG // 10

@@ -1,12 +1,14 @@
 """Who pays for the parts of an answer that was not completed; the bill and the quota say the same."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
+from concurrent import futures
 
 import pytest
 
 from accounting import merge
-from scheduler.contracts import usage
+from scheduler.contracts import frames, resume, usage
 from tests.unit.gateway import harness
 from tests.unit.gateway.asking import http, two
 from tests.unit.gateway.test_quotas import book, used
@@ -30,6 +32,81 @@ def billed(rows: Sequence[usage.Row]) -> int:
         for row in told
         if row.payer is usage.Payer.TEAM
     )
+
+
+@pytest.mark.parametrize("ended", [True, False, None], ids=["ended", "goes on", "nobody knows"])
+async def test_a_line_that_is_left_is_its_teams_where_the_team_ended_the_job(
+    ended: bool | None,
+) -> None:
+    """It goes on from 2 tokens of a journal, and has 3 more: the platform paid for the tries before."""
+
+    async def hangs(received: harness.Received, out: harness.Out) -> None:
+        await out.send(frames.Frame.of(frames.Kind.PROMPT, chars=4))
+        await out.send(frames.Frame.of(frames.Kind.DATA, b"", (9, 10, 11)))
+        await out.gone()
+
+    def told(job_id: int) -> bool:
+        assert job_id == 12
+        if ended is None:
+            raise OSError("the registry is down")
+        return ended
+
+    quotas = book(tokens_per_day=1000)
+    begun = resume.Resume((1, 2, 3, 4, 5), (7, 8), shown=2, cached_tokens=2)
+    body = harness.chat_body(**{resume.FIELD: begun.to_json()})
+    headers = {
+        "Authorization": "Bearer svc",
+        "Accept": frames.MEDIA_TYPE,
+        "X-Forebay-Batch-Job": "12",
+        "X-Forebay-Team": "physics",
+        "X-Forebay-User": "ann",
+    }
+    async with harness.one_replica(hangs, quotas=quotas, job_ended=told) as (served, _):
+        async with (
+            http(served) as session,
+            session.stream("POST", CHAT, json=body, headers=headers) as answer,
+        ):
+            decoder, known = frames.Decoder(), 0
+            async for piece in answer.aiter_raw():
+                known += sum(frame.tokens for frame in decoder.feed(piece))
+                if known == 3:
+                    break
+        await harness.until(lambda: len(served.sink.rows) > 1 and not quotas.open)
+        assert billed(served.sink.rows) == used(quotas) == (10 if ended else 0)
+        (row,) = merge.merge(row for row in served.sink.rows if isinstance(row, usage.UsageRow))
+    if ended:
+        assert (row.uncached_prompt_tokens, row.cached_prompt_tokens, row.output_tokens) == (
+            3,
+            2,
+            5,
+        )
+
+
+async def test_a_registry_that_hangs_at_that_word_keeps_no_others_thread() -> None:
+    """The way to the next broker and the quotas' books need threads too."""
+    asked, going = threading.Event(), threading.Event()
+
+    def hangs(job_id: int) -> bool:
+        asked.set()
+        return going.wait()
+
+    asyncio.get_running_loop().set_default_executor(futures.ThreadPoolExecutor(1))
+    headers = {"Authorization": "Bearer svc", "X-Forebay-Batch-Job": "12"}
+    async with harness.one_replica(harness.hang, job_ended=hangs) as (served, _):
+        async with (
+            http(served) as session,
+            session.stream(
+                "POST", CHAT, json=harness.chat_body(stream=True), headers=headers
+            ) as answer,
+        ):
+            async for _ in answer.aiter_bytes():
+                break
+        await harness.until(asked.is_set)
+        try:
+            async with asyncio.timeout(5):
+                await asyncio.to_thread(int)
+        finally:
+            going.set()
 
 
 @pytest.mark.parametrize(

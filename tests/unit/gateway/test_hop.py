@@ -233,6 +233,17 @@ async def client(stream_idle_s: float = 60.0) -> AsyncIterator[replica.Client]:
         yield made
 
 
+@contextlib.asynccontextmanager
+async def opened(
+    hops: replica.Client, where: fleet.Replica, asked: replica.Call
+) -> AsyncIterator[replica.Answer]:
+    answer = await hops.send(where, asked)
+    try:
+        yield answer
+    finally:
+        answer.leave()
+
+
 def call(silence_s: float = 20.0) -> replica.Call:
     return replica.Call("/v1/chat/completions", b'{"model": "chat"}', IDENTITY, silence_s)
 
@@ -247,7 +258,7 @@ async def test_a_connection_is_used_again_and_the_identity_arrives_as_it_was(
     async with harness.FakeReplica(harness.hello).listening() as fake, client() as hops:
         where = fake.replica(tmp_path)
         for _ in range(3):
-            async with hops.open(where, call()) as answer:
+            async with opened(hops, where, call()) as answer:
                 last = await read(answer)
                 assert last is not None
             await asyncio.sleep(0.01)
@@ -267,7 +278,7 @@ async def test_silence_is_a_loss(after_head: bool, tmp_path: Path) -> None:
         client(stream_idle_s=0.1) as hops,
     ):
         with pytest.raises(replica.Lost, match=r"silent for 0\.1 s"):
-            async with hops.open(fake.replica(tmp_path), call(0.1)) as answer:
+            async with opened(hops, fake.replica(tmp_path), call(0.1)) as answer:
                 await read(answer)
         async with asyncio.timeout(10):
             await fake.ended.wait()
@@ -280,7 +291,7 @@ async def test_who_is_not_there_is_not_reachable(address: str, tmp_path: Path) -
     where = harness.make_replica("r1", address=address, secret_file=str(secret))
     async with client() as hops:
         with pytest.raises(replica.Lost, match="not reachable") as caught:
-            async with hops.open(where, call()):
+            async with opened(hops, where, call()):
                 pytest.fail("nobody is there")
         assert not caught.value.computed
 
@@ -292,7 +303,7 @@ async def _status(status: int, tmp_path: Path) -> None:
     async with (
         harness.FakeReplica(says).listening() as fake,
         client() as hops,
-        hops.open(fake.replica(tmp_path), call()),
+        opened(hops, fake.replica(tmp_path), call()),
     ):
         pytest.fail("it is no answer")
 
@@ -315,6 +326,31 @@ async def test_what_a_status_means(status: int, error: type[Exception], tmp_path
         await _status(status, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("body", "no_adapter"),
+    [
+        ({"error": {"code": "adapter_missing"}}, True),
+        ({"error": {"code": "replica_full"}}, False),
+        ({"error": "adapter_missing"}, False),
+        (["adapter_missing"], False),
+    ],
+)
+async def test_a_429_tells_a_seat_from_an_adapter(
+    body: object, no_adapter: bool, tmp_path: Path
+) -> None:
+    async def says(received: harness.Received, out: harness.Out) -> None:
+        await out.json(429, body)
+
+    with pytest.raises(replica.Full) as caught:
+        async with (
+            harness.FakeReplica(says).listening() as fake,
+            client() as hops,
+            opened(hops, fake.replica(tmp_path), call()),
+        ):
+            pytest.fail("it is no answer")
+    assert caught.value.no_adapter is no_adapter
+
+
 async def test_many_streams_cut_at_random_places_arrive_whole(tmp_path: Path) -> None:
     """A hundred streams on one replica at once, each cut as the network likes."""
 
@@ -328,7 +364,7 @@ async def test_many_streams_cut_at_random_places_arrive_whole(tmp_path: Path) ->
     async def one(hops: replica.Client, where: fleet.Replica, seed: int) -> list[int]:
         asked = replica.Call("/v1/x", b'{"seed": %d}' % seed, IDENTITY, 20.0)
         got, take = taker()
-        async with hops.open(where, asked) as answer:
+        async with opened(hops, where, asked) as answer:
             await answer.each(take)
         return got
 

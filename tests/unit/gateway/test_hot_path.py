@@ -312,8 +312,9 @@ async def test_leaving_is_noticed_behind_a_body_of_any_size(size: int) -> None:
         await harness.until(lambda: not fake.running)
 
 
-async def test_a_pipeline_of_thousands_is_ended_and_not_kept() -> None:
-    one = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n"
+@pytest.mark.parametrize("request_line", [f"POST {CHAT}", "GET /v1/models"])
+async def test_a_pipeline_of_thousands_is_ended_and_not_kept(request_line: str) -> None:
+    one = f"{request_line} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
     async with harness.one_replica(harness.hello) as (served, _):
         where = ("127.0.0.1", int(served.http.rsplit(":", 1)[1]))
         reader, writer = await asyncio.open_connection(*where)

@@ -6,7 +6,8 @@ import json
 import openai
 import pytest
 
-from scheduler.contracts import frames, usage
+from gateway import resolve
+from scheduler.contracts import errors, frames, usage
 from tests.unit.gateway import harness
 from tests.unit.gateway.asking import code, http, two
 
@@ -42,7 +43,7 @@ async def test_openai_client_raises_on_a_cut_stream_g1() -> None:
             base_url=f"{served.http}/v1",
             api_key="ann",
             max_retries=0,
-            http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
+            http_client=openai.DefaultAsyncHttpxClient(trust_env=False, verify=False),
         ) as api,
     ):
         stream = await api.chat.completions.create(
@@ -151,6 +152,40 @@ async def test_preempted_batch_is_503_and_the_platforms() -> None:
         assert (identity.batch_job_id, identity.custom_id) == (12, "line 1%\nï\\")
         assert identity.tier == "batch"
         assert fake.received[0].identity == identity
+
+
+LINE = {"X-Forebay-Priority": "batch", "X-Forebay-Batch-Job": "12", "X-Forebay-Custom-Id": "a"}
+
+
+async def test_how_often_a_line_was_preempted_is_told_to_its_replica() -> None:
+    async with harness.one_replica(harness.hello) as (served, fake), http(served) as session:
+        for said in ({}, {"X-Forebay-Preempted": "0"}, {"X-Forebay-Preempted": "2"}):
+            headers = {"Authorization": "Bearer svc", **LINE, **said}
+            answer = await session.post(CHAT, json=harness.chat_body(), headers=headers)
+            assert answer.status_code == 200
+    told = [received.headers.get("x-forebay-preempted") for received in fake.received]
+    assert told == [None, None, "2"]
+
+
+async def test_nobody_but_the_runner_pins_a_line() -> None:
+    async with harness.one_replica(harness.hello) as (served, fake), http(served) as session:
+        headers = {**LINE, "X-Forebay-Preempted": "2"}
+        answer = await session.post(CHAT, json=harness.chat_body(), headers=headers)
+        assert answer.status_code == 200
+        body = harness.chat_body(forebay_preempted=2)
+        refused = await session.post(CHAT, json=body)
+        assert refused.status_code == 400
+    (received,) = fake.received
+    assert "x-forebay-preempted" not in received.headers
+    assert received.identity.tier == "batch"
+
+
+@pytest.mark.parametrize("said", ["", "-1", "x", "2.0", "1" * 10, "\u0662"])
+def test_a_count_of_preemptions_that_is_none_is_refused(said: str) -> None:
+    with pytest.raises(errors.BadRequest, match="X-Forebay-Preempted: must be how often"):
+        resolve.batch_ref(
+            harness.SERVICE, {"x-forebay-batch-job": "12", "x-forebay-preempted": said}
+        )
 
 
 async def test_lost_batch_is_left_to_the_runner() -> None:

@@ -1,6 +1,7 @@
 """What is told of a request beside its answer: spans, the log, numbers for Prometheus."""
 
 import logging
+import re
 
 import httpx
 import pytest
@@ -8,6 +9,7 @@ from opentelemetry.sdk.trace import export
 from opentelemetry.sdk.trace.export import in_memory_span_exporter
 
 from forebay import telemetry
+from scheduler.contracts import clock
 from tests.unit.gateway import harness
 
 CHAT = "/v1/chat/completions"
@@ -16,7 +18,10 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 def session(served: harness.Served, **headers: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        base_url=served.http, headers={**harness.ANN_AUTH, **headers}, trust_env=False
+        base_url=served.http,
+        headers={**harness.ANN_AUTH, **headers},
+        trust_env=False,
+        verify=False,
     )
 
 
@@ -58,7 +63,7 @@ async def test_request_attempt_and_replica_are_one_trace() -> None:
 async def test_the_log_has_ids_and_no_text(
     wanted: str, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "gateway.requestpath")
+    caplog.set_level(logging.INFO, "gateway.access_log")
     async with (
         harness.one_replica(harness.hello, access_log=wanted) as (served, fake),
         session(served) as http,
@@ -93,3 +98,22 @@ async def test_tokens_hits_and_waste_are_counted() -> None:
         f"forebay_prefix_cache_hit_tokens_total{labels} {float(row.cached_prompt_tokens)}" in text
     )
     assert f"forebay_output_tokens_total{labels} {float(row.output_tokens)}" in text
+
+
+async def test_a_clock_that_is_set_forward_makes_no_first_token_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The time to first tokens decides how many replicas are started."""
+    step_us, really = 0, clock.SystemClock.wall_us
+
+    async def answers(received: harness.Received, out: harness.Out) -> None:
+        nonlocal step_us
+        step_us = 3_600_000_000
+        await harness.hello(received, out)
+
+    monkeypatch.setattr(clock.SystemClock, "wall_us", lambda self: really(self) + step_us)
+    async with harness.one_replica(answers) as (served, _), session(served) as http:
+        await http.post(CHAT, json=harness.chat_body(stream=True))
+        text = (await http.get("/metrics")).text
+    (total,) = re.findall(r'time_to_first_token_seconds_sum\{.*tier="interactive"\} (\S+)', text)
+    assert float(total) < 60

@@ -16,7 +16,7 @@ def client(served: harness.Served, key: str = "ann") -> openai.AsyncOpenAI:
         base_url=f"{served.http}/v1",
         api_key=key,
         max_retries=0,
-        http_client=openai.DefaultAsyncHttpxClient(trust_env=False, timeout=10),
+        http_client=openai.DefaultAsyncHttpxClient(trust_env=False, verify=False, timeout=10),
     )
 
 
@@ -60,7 +60,7 @@ async def test_sync_client_and_completions() -> None:
             with openai.OpenAI(
                 base_url=f"{served.http}/v1",
                 api_key="ann",
-                http_client=openai.DefaultHttpxClient(trust_env=False),
+                http_client=openai.DefaultHttpxClient(trust_env=False, verify=False),
             ) as api:
                 assert [model.id for model in api.models.list()] == ["chat", "chat:poet"]
                 assert api.models.retrieve("chat:poet").id == "chat:poet"

@@ -115,7 +115,7 @@ async def test_large_bodies_in_odd_chunks_pass() -> None:
     async with (
         harness.one_replica(harness.hello) as (served, _),
         httpx.AsyncClient(
-            base_url=served.http, headers=harness.ANN_AUTH, trust_env=False
+            base_url=served.http, headers=harness.ANN_AUTH, trust_env=False, verify=False
         ) as session,
     ):
         for _ in range(2):

@@ -32,6 +32,7 @@ def session(served: harness.Served) -> httpx.AsyncClient:
         base_url=served.http,
         headers=harness.ANN_AUTH,
         trust_env=False,
+        verify=False,
         timeout=20,
         limits=httpx.Limits(max_connections=None),
     )

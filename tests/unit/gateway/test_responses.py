@@ -57,7 +57,7 @@ def client(served: harness.Served) -> openai.AsyncOpenAI:
         base_url=f"{served.http}/v1",
         api_key="ann",
         max_retries=0,
-        http_client=openai.DefaultAsyncHttpxClient(trust_env=False, timeout=10),
+        http_client=openai.DefaultAsyncHttpxClient(trust_env=False, verify=False, timeout=10),
     )
 
 
@@ -109,7 +109,9 @@ async def test_a_lost_replica_is_told_as_an_event_on_which_the_client_raises() -
         with pytest.raises(openai.APIError, match="no chat and no completion"):
             async for _ in stream:
                 pass
-        async with httpx.AsyncClient(trust_env=False, headers=harness.ANN_AUTH) as http:
+        async with httpx.AsyncClient(
+            trust_env=False, verify=False, headers=harness.ANN_AUTH
+        ) as http:
             body = {"model": "chat", "input": "Hello", "stream": True}
             text = (await http.post(served.http + PATH, json=body)).text
         name, _, payload = text.rstrip().rpartition("\n\n")[2].partition("\n")

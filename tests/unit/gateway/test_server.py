@@ -1,10 +1,14 @@
 """Starting and ending a gateway process."""
 
+import contextlib
 import socket
+from typing import Any
 
 import httpx
 import pytest
 
+from gateway import dependencies, server, settings
+from gateway.admission import rooms
 from tests.unit.gateway import harness
 
 
@@ -22,7 +26,7 @@ async def test_taken_ports_are_named() -> None:
 async def test_openapi_describes_our_fields_and_needs_no_key() -> None:
     async with (
         harness.gateway(harness.make_view([])) as served,
-        httpx.AsyncClient(base_url=served.http, trust_env=False) as session,
+        httpx.AsyncClient(base_url=served.http, trust_env=False, verify=False) as session,
     ):
         described = (await session.get("/openapi.json")).json()
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
@@ -43,3 +47,23 @@ async def test_a_part_that_fails_ends_the_gateway(monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(RuntimeError, match="fell down"):
         await serve()
+
+
+async def test_one_of_several_workers_listens_once_it_knows_the_fleet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that was started anew listened at once, and told its clients that it had not heard of the fleet."""
+    seen: list[str] = []
+    listen = server._listen
+
+    async def first_view(deps: dependencies.Dependencies) -> None:
+        seen.append("view")
+
+    def listening(table: settings.GatewaySettings) -> contextlib.AbstractContextManager[Any]:
+        seen.append("listen")
+        return listen(table)
+
+    monkeypatch.setattr(rooms, "first_view", first_view)
+    monkeypatch.setattr(server, "_listen", listening)
+    async with harness.gateway(harness.make_view([]), workers=2):
+        assert seen == ["view", "listen"]

@@ -123,8 +123,10 @@ async def test_a_replica_that_leaves_as_planned_says_nothing_against_its_version
     async with two(compared, goes_on) as (served, _, _), http(served) as session:
         body = (await session.post(CHAT, json=harness.chat_body(stream=True))).text
         assert text(body) == "Hello world"
-        await harness.until(lambda: bool(served.fleet.trials))
+        await harness.until(lambda: len(served.fleet.trials) >= len(failed))  # told by and by
         assert [trial.failed for trial in served.fleet.trials] == failed
+        # Told as one event with all else that the replica had.
+        assert [bool(trial.death) for trial in served.fleet.trials] == failed
 
 
 async def test_a_resumed_stream_is_counted_once_more() -> None:
@@ -232,7 +234,7 @@ class TestBatch:
     async def service(self, served: harness.Served) -> Any:
         headers = {"Authorization": "Bearer svc", **self.LINE}
         async with httpx.AsyncClient(
-            base_url=served.http, headers=headers, trust_env=False, timeout=20
+            base_url=served.http, headers=headers, trust_env=False, verify=False, timeout=20
         ) as session:
             yield session
 
@@ -334,7 +336,7 @@ class TestBatch:
             async with http(served) as session:
                 body = harness.chat_body(**{resume.FIELD: {"prompt_token_ids": [1]}})
                 response = await session.post(CHAT, json=body)
-            assert response.status_code in (200, 400)
+            assert response.status_code == 200
             assert not [r for r in fake.received if resume.FIELD in r.body]
 
     async def test_a_beginning_that_is_none_is_refused(self) -> None:

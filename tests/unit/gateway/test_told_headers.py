@@ -99,7 +99,7 @@ async def test_grpc_tells_the_id_first_and_the_limits_last() -> None:
 async def test_who_is_turned_away_at_the_door_finds_the_same_id_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "gateway.requestpath")
+    caplog.set_level(logging.INFO, "gateway.access_log")
     async with (
         harness.one_replica(harness.hello) as (served, _),
         client(served) as api,

@@ -34,7 +34,12 @@ def test_what_the_fleet_says_of_a_replica() -> None:
     assert said.silence_s(R1) == math.inf
     said.see(view(dataclasses.replace(one, incarnation=2)))
     assert said.silence_s(R1) == 0.0
-    for state, limit_s in ((fleet.ReplicaState.LOST, 0.0), (fleet.ReplicaState.DRAINING, math.inf)):
+    for state, limit_s in (
+        (fleet.ReplicaState.LOST, 0.0),
+        (fleet.ReplicaState.DRAINING, math.inf),
+        (fleet.ReplicaState.WARM, vouching.QUIET_S),  # it answers nobody
+        (fleet.ReplicaState.SERVING, math.inf),
+    ):
         said.see(view(dataclasses.replace(one, state=state)))
         assert said.silence_s(R1) == limit_s
     assert said.silence_s((R1[0], 2)) == math.inf  # newer than the view
@@ -54,7 +59,10 @@ async def silent(received: harness.Received, out: harness.Out) -> None:
     await out.gone()
 
 
-@pytest.mark.parametrize("how", ["lost", "gone from the view"])
+STATES = {"lost": fleet.ReplicaState.LOST, "answers nobody": fleet.ReplicaState.WARM}
+
+
+@pytest.mark.parametrize("how", [*STATES, "gone from the view"])
 async def test_a_stream_goes_on_elsewhere_as_soon_as_the_fleet_has_lost_its_replica(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,9 +79,9 @@ async def test_a_stream_goes_on_elsewhere_as_soon_as_the_fleet_has_lost_its_repl
             before = served.fleet.view()
             assert before is not None
             replicas = tuple(
-                dataclasses.replace(each, state=fleet.ReplicaState.LOST)
+                dataclasses.replace(each, state=STATES[how])
                 for each in before.replicas
-                if each.replica_id == one.name and how == "lost"
+                if each.replica_id == one.name and how in STATES
             ) + tuple(each for each in before.replicas if each.replica_id != one.name)
             served.fleet.set(dataclasses.replace(before, revision=9, replicas=replicas))
             async for line in lines:

@@ -97,7 +97,7 @@ async def test_expiry_and_absence(fake_clock: clock.FakeClock) -> None:
     late = made.enter(ask("late"))
     await fake_clock.advance(1.9)
     made.tick()
-    assert made.oldest_wait_s("chat") == pytest.approx(1.9)
+    assert made.demand()[0].oldest_wait_s == pytest.approx(1.9)
     await fake_clock.advance(0.2)
     made.tick()
     assert await outcome(made, soon) == "deadline_exceeded"
@@ -113,6 +113,36 @@ async def test_expiry_and_absence(fake_clock: clock.FakeClock) -> None:
         made.enter(ask("next"))
     source.set(dataclasses.replace(view, revision=3))
     made.enter(ask("again"))  # one starts: waiting makes sense
+
+
+async def test_batch_does_not_wait_for_a_model_at_zero(fake_clock: clock.FakeClock) -> None:
+    """Nobody starts a replica for it, and it would have waited out its deadline, an hour."""
+    view = harness.make_view([], wakes=("1",))
+    made, _ = room(fake_clock, view, no_replica_grace_s=5)
+    line, person = made.enter(ask("b", B)), made.enter(ask("i"))
+    await fake_clock.advance(5.1)
+    made.tick()
+    assert await outcome(made, line) == "no_replica"
+    assert made.waiting("chat") == {"interactive": 1, "standard": 0, "batch": 0}
+    with pytest.raises(errors.NoReplica):
+        made.enter(ask("b2", B))
+    made.leave(made.enter(ask("i2")))
+    made.leave(person)
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.3, 0.6, 0.9])
+async def test_who_names_no_version_waits_for_one_that_may_start(
+    fake_clock: clock.FakeClock, draw: float
+) -> None:
+    """Drawn to one in quarantine it would be sent away, though another is started for it."""
+    view = harness.make_view([], wakes=("2",), weights={"1": 99, "2": 1})
+    made, _ = room(fake_clock, view, draw, no_replica_grace_s=0)
+    with pytest.raises(errors.NoReplica):
+        made.enter(ask("pinned", version="1"))
+    waiter = made.enter(ask("free"))
+    made.tick()
+    assert made.waiting("chat")["interactive"] == 1
+    made.leave(waiter)
 
 
 async def test_batch_is_shed_for_interactive(fake_clock: clock.FakeClock) -> None:

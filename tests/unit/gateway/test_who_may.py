@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway import comparing, resolve
-from scheduler.contracts import errors, fleet, ids, requests, usage
+from scheduler.contracts import errors, fleet, ids, observed, requests, usage
 
 ROUTE = fleet.Route(
     "chat",
@@ -92,8 +92,8 @@ def test_what_versions_are_compared_by() -> None:
     ):
         found.note(each)
     assert found.take() == [
-        fleet.Trial("chat", "v2", False, 50.0, 10.0),
-        fleet.Trial("chat", "v2", True),
+        observed.Trial("chat", "v2", False, 50.0, 10.0),
+        observed.Trial("chat", "v2", True),
     ]
     assert found.take() == []
 

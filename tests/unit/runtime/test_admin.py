@@ -1,9 +1,10 @@
 """/admin and the commands that use it: who may do what, and what they say."""
 
 import dataclasses
+import functools
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from scheduler.runtime import (
     finfo,
     fleet_routes,
     model_routes,
+    overlap,
     quota_routes,
     rollout_routes,
     schedule_routes,
@@ -27,7 +29,8 @@ from scheduler.runtime import (
     weights_routes,
 )
 from scheduler.runtime.models import service
-from scheduler.runtime.registry import database, store
+from scheduler.runtime.registry import store
+from tests import registries
 
 ADMIN = requests.Caller("ops", "root", "k1", tuple(requests.Tier), admin=True)
 USER = requests.Caller("physics", "ada", "k2")
@@ -58,6 +61,7 @@ class Site:
     time: clock.FakeClock
     caller: requests.Caller | None = ADMIN
 
+    @functools.cached_property
     def app(self) -> fastapi.FastAPI:
         app = fastapi.FastAPI()
         app.include_router(admin.router(self.registry, self.source, self.time))
@@ -82,16 +86,23 @@ class Site:
         return app
 
     async def call(self, method: str, path: str, **more: Any) -> httpx.Response:
-        transport = httpx.ASGITransport(app=self.app())
+        transport = httpx.ASGITransport(app=self.app)
         async with httpx.AsyncClient(
             transport=transport, base_url="http://gateway", trust_env=False
         ) as http:
             return await http.request(method, path, **more)
 
 
+@functools.cache
+def standing(registry: store.Registry) -> Site:
+    """Return the site of a registry that stays: most tests take less time than its application."""
+    return Site(registry, ports.StaticFleet(), clock.FakeClock())
+
+
 @pytest.fixture
-def site(tmp_path: Path, fake_clock: clock.FakeClock) -> Iterator[Site]:
-    registry = store.Registry.open(database.sqlite_url(tmp_path))
+def site(standing_registry: store.Registry) -> Site:
+    registry = standing_registry
+    registries.renew(registry)
     registry.catalog.declare([CHAT, CODE], 1)
     view = fleet.FleetView(
         1,
@@ -103,8 +114,12 @@ def site(tmp_path: Path, fake_clock: clock.FakeClock) -> Iterator[Site]:
             replica(3, fleet.ReplicaState.STARTING, fleet.Role.SHARED),
         ),
     )
-    yield Site(registry, ports.StaticFleet(view), fake_clock)
-    registry.close()
+    found = standing(registry)
+    # The application holds them: they stay, and are as new.
+    vars(found.source).update(vars(ports.StaticFleet(view)))
+    vars(found.time).update(vars(clock.FakeClock()))
+    found.caller = ADMIN
+    return found
 
 
 CHANGES = [
@@ -214,7 +229,7 @@ class SiteApi:
 def fastapi_client(site: Site) -> Any:
     from fastapi import testclient
 
-    return testclient.TestClient(site.app())
+    return testclient.TestClient(site.app)
 
 
 def fctl(site: Site, *argv: str) -> tuple[int, str, str]:
@@ -342,7 +357,8 @@ def test_fctl_explain_tells_the_last_plan_and_why(site: Site) -> None:
 def test_fctl_doctor_is_the_one_that_was_given(site: Site) -> None:
     out, err = io.StringIO(), io.StringIO()
 
-    def doctor(stream: Any) -> int:
+    def doctor(stream: Any, as_json: bool) -> int:
+        assert not as_json
         print("KillWait=30: fine", file=stream)
         return 3
 
@@ -380,6 +396,10 @@ def test_finfo_options(site: Site) -> None:
     assert lines == ["TIER|MODEL|REPL", "batch|chat |   1"]
     code, _, err = info(site, "-o", "%Q")
     assert (code, "no such column" in err) == (1, True)
+    code, lines, err = info(site, "-t", "bogus")
+    assert (code, lines) == (1, [])
+    assert "-t bogus: no such thing; known are starting, warm" in err
+    assert info(site, "-p", "interactive,gold")[0] == 1
     _, lines, _ = info(site, "--json")
     assert len(json.loads("\n".join(lines))["replicas"]) == 3 + 3 + 2 + 3
 
@@ -436,3 +456,23 @@ def test_nodes_are_cordoned_and_used_again(site: Site) -> None:
     assert (code, len(err.splitlines())) == (1, 1)
     site.caller = USER
     assert fctl(site, "cordon", "n1", "why")[0] == 1
+
+
+async def test_prometheus_may_ask_for_the_fleet_and_for_what_rollovers_held_twice(
+    site: Site,
+) -> None:
+    epoch = site.registry.lead.take("me", 0, 10_000_000)
+    assert epoch is not None
+    lease = fleet.Lease(
+        ids.LeaseId("l-000000000001"), "alpha", fleet.LeaseKind.SERVE, "forebay",
+        fleet.LeaseState.RUNNING, 4,
+    )  # fmt: skip
+    site.registry.holdings.save_lease(epoch, lease, 1)
+    told = {"leases": 3, "overlap_gpu_s": 12.5, "since_us": 7}
+    site.registry.journal.set_facts(epoch, 1, {overlap.FACT: told})
+    lines = (await site.call("GET", "/admin/fleet-metrics")).text.splitlines()
+    assert 'forebay_lease_gpus{kind="serve",state="running"} 4.0' in lines
+    assert "forebay_rollover_overlap_gpu_seconds_total 12.5" in lines
+    assert "forebay_rollover_leases_total 3.0" in lines
+    site.caller = dataclasses.replace(ADMIN, admin=False)
+    assert (await site.call("GET", "/admin/fleet-metrics")).status_code == 403

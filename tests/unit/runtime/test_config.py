@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.contracts import fleet, requests, settings
-from scheduler.runtime import config
+from scheduler.runtime import config, config_text
 from scheduler.runtime import settings as scheduler_settings
 
 
@@ -169,7 +169,7 @@ def test_a_model_becomes_a_spec(tmp_path: Path) -> None:
 
 
 def test_the_example_states_every_default(tmp_path: Path) -> None:
-    text = config.document(TABLES)
+    text = config_text.document(TABLES)
     assert load(tmp_path, text).tables == config.load(None, TABLES, {}).tables
     spoken = re.sub(r"^# ([a-z_]+ = )", r"\1", text, flags=re.MULTILINE)
     spoken = spoken.replace("# [[models]]", "[[models]]").replace('weights = ""', 'weights = "/w"')

@@ -136,6 +136,7 @@ def test_show_replica_tells_its_start_beside_the_usual_one(led: Site) -> None:
     assert view is not None
     took = dict.fromkeys(startup.PHASES, 0.25) | {"stage": 3.0}
     first = dataclasses.replace(view.replicas[0], phases_s=took, reason="died\nlast words")
+    first = dataclasses.replace(first, nodes=("n1", "n2"))
     led.source.set(dataclasses.replace(view, replicas=(first, *view.replicas[1:])))
     code, out, _ = fctl(led, "show", "replica", VICTIM)
     assert code == 0
@@ -143,6 +144,7 @@ def test_show_replica_tells_its_start_beside_the_usual_one(led: Site) -> None:
     assert "usually: queue 0.5 s" in out
     assert "4.0 s in all, by 2 starts" in out
     assert "   reason=last words\n" in out
+    assert " node=n1,n2 " in out
     told = json.loads(fctl(led, "show", "replica", VICTIM, "--json")[1])
     assert told["phases_s"]["stage"] == 3.0
     assert "secret_file" not in told["replica"]

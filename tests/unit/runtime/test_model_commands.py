@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.runtime import commands
+from scheduler.contracts import fleet
+from scheduler.core import rollouts, snapshot, trials
+from scheduler.runtime import commands, rolling
+from scheduler.runtime.registry import declared, holdings
 from tests.unit.runtime import test_admin
 
 site = test_admin.site  # the fixture
@@ -83,6 +86,47 @@ def test_a_model_is_declared_piece_by_piece_and_runs(site: test_admin.Site) -> N
     assert "- model talk" in told
 
 
+def test_versions_are_listed_with_how_they_are(site: test_admin.Site) -> None:
+    done(site, "version add chat v2 engine=simulated")
+    done(site, "version add code v3 engine=simulated replicas=2")
+    view = site.source.view()
+    assert view is not None
+    spec = view.replicas[0].spec
+    listed = {
+        (one["model"], one["version"]): one["status"]
+        for one in json.loads(done(site, "version list --json"))
+    }
+    assert "2 serving" in listed[spec.model, spec.version]
+    assert listed["chat", "v2"] == "off"
+    assert listed["code", "v3"] == "2 wanted"
+    epoch = site.registry.lead.take("me", 0, 10_000_000)
+    assert epoch is not None
+    site.registry.catalog.quarantine(epoch, "code", "v3", 2**53, "it does not start")
+    assert "quarantined: it does not start" in done(site, "version list code")
+
+
+def test_replicas_that_keep_what_they_were_started_with_are_told_of(site: test_admin.Site) -> None:
+    epoch = site.registry.lead.take("me", 0, 10_000_000)
+    assert epoch is not None
+    view = site.source.view()
+    assert view is not None
+    declared = {one.key: one.spec for one in site.registry.catalog.deployments()}
+    seen = view.replicas[0]
+    one = dataclasses.replace(seen, spec=declared[seen.spec.model, seen.spec.version])
+    lease = fleet.Lease(
+        one.lease_id, "c", fleet.LeaseKind.SERVE, "t", fleet.LeaseState.RUNNING, gpus=4
+    )
+    slot = snapshot.Slot(one.slot_id, one.lease_id, 4)
+    row = holdings.ReplicaRow(one, True, one.role, 30.0, False, 6)
+    site.registry.holdings.save_lease(epoch, lease, 5)
+    site.registry.holdings.save_wishes(epoch, one.lease_id, 1, slots=[slot], wishes=[row])
+    assert "note" not in done(site, "adapter add chat law path=/adapters/law")
+    assert "note" not in done(site, "version update chat v1 seats=7 --dry-run")
+    told = done(site, "version update chat v1 seats=7 engine_args.step-base-ms=9")
+    assert "note: 1 of chat v1 keep the engine_args, seats that they were started with" in told
+    assert "note" not in done(site, "model update code itl_slo_ms=30")
+
+
 def test_a_file_is_applied_once_shown_first_and_taken_back(
     site: test_admin.Site, tmp_path: Path
 ) -> None:
@@ -153,6 +197,9 @@ def test_a_wrong_file_is_refused_whole_with_its_line(
         ("route update chat v1=50", "percentages add up to 50: make it 100"),
         ("route update chat v1=99 v2=1", "v2: unknown version; known are: v1"),
         ("route update chat shadow=v1", "write shadow=VERSION:PERCENT"),
+        ("route update chat shadow=[v1]", "write shadow=VERSION:PERCENT"),
+        ("route update chat pools={}", "write pools=TOKENS:VERSION"),
+        ("model update chat replicas=.inf", "replicas=.inf: Out of range"),
         ("route update chat shadow=v1:5", "answers all requests itself"),
         ("version rm chat v2", "version chat v2: not declared; known are: v1"),
         ("profile rm big", "profile big: not declared; known are: none"),
@@ -172,6 +219,52 @@ def test_what_is_refused(site: test_admin.Site, line: str, said: str) -> None:
     assert said in told
     assert told.count("\n") == 1
     assert site.registry.declared.read()[0] == 1
+
+
+def test_names_in_a_file_stay_as_they_are_written_and_merges_are_merged(
+    site: test_admin.Site,
+) -> None:
+    """YAML makes 1.1 of version 1.10, a day of 2026-11-30, a truth of `on`."""
+    file = """
+    models:
+      on:
+        versions:
+          1.10: &old {engine: simulated, seats: 4}
+          2026-11-30: {<<: *old, seats: 8}
+        route: {versions: {1.10: 100, 2026-11-30: 0}}
+    """
+    done(site, "apply -f - --reason 2026-11-30", file)
+    declared = site.registry.declared.read()[1].models["on"]
+    assert {name: one.seats for name, one in declared.versions.items()} == {
+        "1.10": 4, "2026-11-30": 8
+    }  # fmt: skip
+    done(site, "version add on 2 engine=simulated weights=2026-11-30")
+    done(site, "route update on shadow=2:10")
+    route = json.loads(done(site, "route show on --json"))
+    assert route["shadow"] == {"version": "2", "percent": 10}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("models: {? [a] : 1}", ":1: not valid YAML: a key must be a name"),
+        ("models: {a: {seats: .nan}}", "Out of range float"),
+        ("models: &a {b: *a}", "Circular reference"),
+        ("models: !!set {a, b}", "no text, number, list or mapping"),
+        pytest.param("[" * 5_000, "nested too deeply", id="deep"),
+        ("[1]", "must hold `models:`"),
+    ],
+)
+def test_odd_files_are_refused_in_one_line(site: test_admin.Site, text: str, said: str) -> None:
+    code, told = fctl(site, "apply -f -", text)
+    assert (code, said in told, told.count("\n")) == (1, True, 1), told
+
+
+def test_prune_asks_before_several_go(site: test_admin.Site) -> None:
+    code, told = fctl(site, "apply -f - --prune", "models: {}")
+    assert (code, "Remove 2 (model chat, model code)?" in told) == (1, True), told
+    assert site.registry.declared.read()[0] == 1
+    assert "- model chat" in done(site, "apply -f - --prune -y", "models: {}")
 
 
 def test_only_admins_change_and_nobody_sees_anothers_adapter(site: test_admin.Site) -> None:
@@ -225,6 +318,29 @@ def test_rollouts_are_begun_shown_and_taken_back(site: test_admin.Site) -> None:
         assert (code, said in told, told.count("\n")) == (1, True, 1)
 
 
+def test_who_waits_for_a_rollout_that_stays_is_not_kept_for_ever(site: test_admin.Site) -> None:
+    done(site, "version add chat v2 engine=simulated")
+    epoch = site.registry.lead.take("me", 0, 10_000_000)
+    assert epoch is not None
+    done(site, "rollout chat v2 --percent 5")
+    begun = site.registry.rollouts.get("chat")
+    assert begun is not None
+    at = dataclasses.replace(begun, state=rollouts.State.STEPPING, step=0)
+    assert site.registry.rollouts.advance(begun, at, declared.Signed("rollout", "5 percent", 2))
+    seen = rollouts.Seen(1 << 60, 1, 1)
+    told = rolling.told(at, seen, trials.Comparison("v2"))
+    assert told["stays"]
+
+    def tell(**changes: object) -> None:
+        fact = {"rollouts": [{**told, **changes}]}
+        site.registry.journal.set_facts(epoch, 1, {"rollouts": fact})
+
+    tell(percent=1)
+    assert '"stays"' not in done(site, "rollout --json"), "it was told of the step before"
+    tell(steps=[5, 6])
+    assert "5 %: stepping" in done(site, "rollout chat v2 --percent 6 --wait")
+
+
 def test_a_models_name_may_hold_slashes_everywhere(site: test_admin.Site) -> None:
     done(site, "model add meta/talk")
     done(site, "version add meta/talk v1 engine=simulated")
@@ -271,3 +387,21 @@ async def test_what_is_another_teams_is_not_shown_beside_what_runs(site: test_ad
         path = f"/admin/replicas/{held.replica_id}"
         one = (await site.call("GET", path)).json()["replica"]
         assert sorted(one["spec"]["adapters"]) == adapters
+
+
+def test_openapi_describes_what_admins_may_ask(site: test_admin.Site) -> None:
+    described = test_admin.fastapi_client(site).get("/openapi.json").json()
+    paths = described["paths"]
+    for path, verbs in (
+        ("/admin/catalog", {"get"}),
+        ("/admin/catalog/{kind}", {"post", "patch", "delete"}),
+        ("/admin/catalog/apply", {"post"}),
+        ("/admin/catalog/revert", {"post"}),
+        ("/admin/catalog/history", {"get"}),
+        ("/admin/models/{model}/rollout", {"post"}),
+        ("/admin/models/{model}/rollback", {"post"}),
+        ("/admin/models/{model}/gate", {"post"}),
+    ):
+        assert verbs <= paths[path].keys(), path
+    wish = described["components"]["schemas"]["NewRollout"]["properties"]
+    assert {"version", "percent", "steps", "hold_s", "gate"} <= wish.keys()

@@ -38,3 +38,20 @@ def test_what_grows_meanwhile_is_no_overlap() -> None:
     assert books.fact()["overlap_gpu_s"] == 0.0
     books.note(picture(2.0, old, plans.held(2), plans.held(3)), OPTIONS, wanted_gpus=4)
     assert books.fact()["overlap_gpu_s"] == 4.0, "at most what is in the lease that ends"
+
+
+def test_what_falls_into_each_hour_is_kept_for_reports_and_bounded() -> None:
+    old = dataclasses.replace(plans.held(1), left_s=ENDS_S)
+    hours = {str(at * overlap.HOUR_US): 1.0 for at in range(overlap.HOURS_KEPT)}
+    books = overlap.Overlap(None, 0.0, 0, hours)
+    assert overlap.HOURS not in books.facts(0.0), "nothing new"
+    at_us = overlap.HOURS_KEPT * overlap.HOUR_US + 5
+    snap = dataclasses.replace(picture(2.0, old, plans.held(2)), now_us=at_us)
+    books.note(snap, OPTIONS, wanted_gpus=4)
+    written = books.facts(2.0)[overlap.HOURS]
+    assert len(written) == overlap.HOURS_KEPT
+    assert "0" not in written
+    assert written[str(overlap.HOURS_KEPT * overlap.HOUR_US)] == 8.0
+    books.note(dataclasses.replace(snap, now=3.0), OPTIONS, wanted_gpus=4)
+    assert overlap.HOURS not in books.facts(3.0), "once a minute"
+    assert books.facts(62.5)[overlap.HOURS][str(overlap.HOURS_KEPT * overlap.HOUR_US)] == 12.0

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler.contracts import clock, slurm
-from scheduler.runtime import entries, live, snapshots
+from scheduler.runtime import entries, live, polling
 from tests import fakeslurm
 
 
@@ -13,7 +13,7 @@ async def test_a_reservation_that_can_not_be_read_hides_no_job(
     port = fakeslurm.FakeSlurm(fake_clock)
     port.reserved = (slurm.Reservation("patch", 5, 9, ("n1",)),)
     picture = live.Live(1, "alpha", entries.Pauses(1, 60), fake_clock.monotonic())
-    poller = snapshots.Poller(port, picture, fake_clock, 1.0)
+    poller = polling.Poller(port, picture, fake_clock, 1.0)
     await poller.poll()
     assert (picture.reservations, poller.error, poller.unread) == (port.reserved, "", "")
 
@@ -22,14 +22,39 @@ async def test_a_reservation_that_can_not_be_read_hides_no_job(
 
     with monkeypatch.context() as patched:
         patched.setattr(port, "reservations", garbled)
-        await fake_clock.advance(snapshots.RESERVED_S + 1)
+        await fake_clock.advance(polling.RESERVED_S + 1)
         await poller.poll()
         # Leases are followed on; what was known of reservations counts until there is more.
         assert picture.polls == 2
         assert picture.jobs is not None
         assert picture.reservations == port.reserved
         assert (poller.error, "reservation odd" in poller.unread) == ("", True)
-    await fake_clock.advance(snapshots.RESERVED_S + 1)
+    await fake_clock.advance(polling.RESERVED_S + 1)
     await poller.poll()
     assert poller.unread == ""
+    await poller.close()
+
+
+async def test_whatever_goes_wrong_what_was_read_before_is_not_slurms_word_of_now(
+    fake_clock: clock.FakeClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job that no parser was made for left the last answer in force, with nobody told."""
+    port = fakeslurm.FakeSlurm(fake_clock)
+    picture = live.Live(1, "alpha", entries.Pauses(1, 60), fake_clock.monotonic())
+    poller = polling.Poller(port, picture, fake_clock, 1.0)
+    await poller.poll()
+    assert picture.jobs == ()
+
+    def odd() -> tuple[slurm.Job, ...]:
+        raise KeyError("gres_detail")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(port, "jobs", odd)
+        for _ in range(2):
+            await poller.poll()
+    assert picture.jobs is None
+    assert "gres_detail" in poller.error
+    assert len(caplog.messages) == 1
+    await poller.poll()
+    assert (picture.jobs, poller.error) == ((), "")
     await poller.close()

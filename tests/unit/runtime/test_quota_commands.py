@@ -2,10 +2,9 @@
 
 import asyncio
 import datetime
+import functools
 import io
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import fastapi
@@ -16,13 +15,19 @@ from starlette import responses
 from scheduler.contracts import clock, command_line, errors, fleet, ports, requests, slurm
 from scheduler.core import quota_limits as limits
 from scheduler.runtime import commands, config, quota_routes
-from scheduler.runtime.registry import database, keys, quotas, store
+from scheduler.runtime.registry import keys, quotas, store
+from tests import registries
 
 ADMIN = requests.Caller("ops", "root", "k0", admin=True)
 CARL = requests.Caller("physics", "carl", "k8", coordinator=True)
 ADA = requests.Caller("physics", "ada", "k1")
 NOON = round(datetime.datetime(2026, 11, 30, 12, tzinfo=datetime.UTC).timestamp() * 1_000_000)
 DAY, MONTH = (limits.window(period, NOON)[0] for period in (limits.Period.DAY, limits.Period.MONTH))
+PEOPLE = (
+    slurm.Association("", "physics"),
+    slurm.Association("ada", "physics"),
+    slurm.Association("bob", "chem"),
+)
 
 
 class Site:
@@ -30,11 +35,7 @@ class Site:
 
     def __init__(self, registry: store.Registry) -> None:
         self.registry = registry
-        self.people: Any = (
-            slurm.Association("", "physics"),
-            slurm.Association("ada", "physics"),
-            slurm.Association("bob", "chem"),
-        )
+        self.people: Any = PEOPLE
         self.caller = ADMIN
         known = quota_routes.Site(
             registry, clock.FakeClock(wall_us=NOON), self._associations, frozenset({"forebay"})
@@ -60,7 +61,9 @@ class Site:
     def call(self, method: str, path: str, **more: Any) -> ports.ApiResponse:
         async def ask() -> httpx.Response:
             transport = httpx.ASGITransport(app=self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://g") as http:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://g", trust_env=False
+            ) as http:
                 return await http.request(method, path, **more)
 
         answer = asyncio.run(ask())
@@ -80,16 +83,21 @@ class Site:
         return {str(rule.limit.key): rule.limit.amount for rule in self.registry.quotas.rules()}
 
 
+standing = functools.cache(Site)
+
+
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    registry = store.Registry.open(database.sqlite_url(tmp_path))
+def site(standing_registry: store.Registry) -> Site:
+    registry = standing_registry
+    registries.renew(registry)
     registry.catalog.declare(
         [config.ModelSettings(name="chat", engine=fleet.EngineKind.SIMULATED)], 0
     )
     registry.keys.put(keys.Key("", "physics", "ada", (requests.Tier.BATCH,)), "fbk_k1_s", 0)
     registry.keys.put(keys.Key("", "chem", "bob", (requests.Tier.BATCH,)), "fbk_k2_s", 0)
-    yield Site(registry)
-    registry.close()
+    found = standing(registry)
+    found.people, found.caller = PEOPLE, ADMIN
+    return found
 
 
 def test_set_show_and_remove(site: Site) -> None:

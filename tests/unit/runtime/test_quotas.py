@@ -1,8 +1,10 @@
 """Quotas in the registry, the keeper of the owner's book and the check against the ledger."""
 
+import asyncio
 import dataclasses
 import datetime
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -160,6 +162,35 @@ async def test_notices_and_what_runs_now_are_told(
     texts = [entry.body["text"] for entry in registry.journal.events()]
     assert "team physics: tokens_per_day 10: nearly used up (10 used)" in texts
     assert "nearly used up" in caplog.text
+
+
+class Hanging:
+    """A registry's quotas whose database takes calls and answers none."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.thaw = threading.Event()
+        self.answered = False
+
+    def exchange(self, told: quotas.Report, seen: tuple[int, int], now_us: int) -> quotas.News:
+        self.asked.set()
+        self.thaw.wait(20)
+        self.answered = True
+        raise exc.OperationalError("", {}, Exception("gone"))
+
+
+def test_a_database_that_hangs_keeps_no_process_from_its_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(quota_keeper, "CLOSE_S", 0.01)
+    hanging = Hanging()
+    keeper = quota_keeper.Keeper(hanging, clock.FakeClock(wall_us=NOON))  # type: ignore[arg-type]
+    asyncio.run(keeper.close())  # waits for the threads of `asyncio.to_thread`
+    assert hanging.asked.is_set()
+    assert not hanging.answered
+    assert all(one.daemon for one in threading.enumerate() if one.name == "quotas")
+    hanging.thaw.set()
+    assert "is not in the registry: no answer for 0.01 s" in caplog.text
 
 
 class Flaky:

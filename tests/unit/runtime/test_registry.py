@@ -1,6 +1,8 @@
 """The registry's promises, the same on SQLite and PostgreSQL."""
 
+import asyncio
 import dataclasses
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -69,8 +71,10 @@ def test_the_catalog_says_what_the_file_says_and_keeps_an_admins_wishes(
 ) -> None:
     registry.catalog.declare([CHAT], 1)
     (deployment,) = registry.catalog.deployments()
-    assert deployment == snapshot.Deployment(CHAT.spec(), 2, fleet.Role.SHARED)
-    assert registry.catalog.routes() == {"chat": fleet.Route("chat", {"v1": 100}, 2048, ("legal",))}
+    spec = dataclasses.replace(CHAT.spec(), adapter_slots=1)  # as many as it has adapters
+    assert deployment == snapshot.Deployment(spec, 2, fleet.Role.SHARED)
+    route = fleet.Route("chat", {"v1": 100}, 2048, ("legal",), runner="generate")
+    assert registry.catalog.routes() == {"chat": route}
     registry.catalog.scale("chat", 5)
     registry.catalog.hold_batch("chat", True)
     registry.catalog.declare([dataclasses.replace(CHAT, replicas=3, seats=16)], 2)
@@ -277,8 +281,101 @@ async def test_known_keys_stay_good_while_the_registry_is_down(
     monkeypatch.setattr(registry.keys, "find", down)
     await fake_clock.advance(60)
     assert await found.find(token) == caller
-    with pytest.raises(errors.Internal, match="registry does not answer"):
+    with pytest.raises(errors.Busy, match="registry does not answer"):
         await found.find(keys.new_token())
+
+
+async def test_a_registry_that_hangs_is_waited_for_once(
+    registry: store.Registry, fake_clock: clock.FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a machine that has stopped: no error ever comes, and every thread that asks it is lost."""
+    monkeypatch.setattr(keys, "UNKNOWN_S", 60.0)
+    monkeypatch.setattr(keys, "_LOOKUPS", 8)
+    found = keys.RegistryKeys(registry.keys, fake_clock)
+    _, token = registry.keys.create(wish(), 1)
+    caller = await found.find(token)
+    monkeypatch.setattr(keys, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(keys, "UNKNOWN_S", 0.05)
+    asked, going = [], threading.Event()
+    before = registry.keys.find
+
+    def hangs(token: str) -> keys.Key:
+        asked.append(token)
+        going.wait()
+        return before(token)
+
+    monkeypatch.setattr(registry.keys, "find", hangs)
+    for _ in range(5):
+        await fake_clock.advance(60)
+        assert await found.find(token) == caller
+    assert asked == [token]
+    for _ in range(10):
+        with pytest.raises(errors.Busy, match="registry does not answer"):
+            await found.find(keys.new_token())
+    assert len(asked) <= 2  # the rest waits for a thread, or was not taken
+    going.set()
+    async with asyncio.timeout(10):
+        while found._reading:  # noqa: ASYNC110 - the end of a thread rings no bell
+            await asyncio.sleep(0.01)
+    monkeypatch.setattr(keys, "PATIENCE_S", 60.0)
+    registry.keys.revoke(caller.key_id, 5)
+    await fake_clock.advance(60)
+    with pytest.raises(errors.KeyExpired):  # it has caught up
+        await found.find(token)
+
+
+async def test_a_registry_that_is_late_each_time_is_heard(
+    registry: store.Registry, fake_clock: clock.FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for its answers, and a key that was revoked must not stay good for ever."""
+    found = keys.RegistryKeys(registry.keys, fake_clock)
+    _, token = registry.keys.create(wish(), 1)
+    caller = await found.find(token)
+    registry.keys.revoke(caller.key_id, 5)
+    going, before = threading.Event(), registry.keys.find
+
+    def late(token: str) -> keys.Key:
+        going.wait()
+        return before(token)
+
+    monkeypatch.setattr(registry.keys, "find", late)
+    monkeypatch.setattr(keys, "PATIENCE_S", 0.0)
+    await fake_clock.advance(60)
+    assert await found.find(token) == caller
+    going.set()
+    async with asyncio.timeout(10):
+        while found._reading:  # noqa: ASYNC110 - the end of a thread rings no bell
+            await asyncio.sleep(0.01)
+    with pytest.raises(errors.KeyExpired):
+        await found.find(token)
+
+
+async def test_who_guesses_keys_keeps_no_known_one_out(
+    registry: store.Registry, fake_clock: clock.FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the registry hangs, guesses fill what may be looked up at once."""
+    found = keys.RegistryKeys(registry.keys, fake_clock)
+    _, token = registry.keys.create(wish(), 1)
+    caller = await found.find(token)
+    going, before = threading.Event(), registry.keys.find
+
+    def hangs(token: str) -> keys.Key:
+        going.wait()
+        return before(token)
+
+    monkeypatch.setattr(registry.keys, "find", hangs)
+    monkeypatch.setattr(keys, "_LOOKUPS", 3)
+    monkeypatch.setattr(keys, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(keys, "UNKNOWN_S", 0.0)
+    await fake_clock.advance(60)
+    for _ in range(5):
+        with pytest.raises(errors.Busy):
+            await found.find(keys.new_token())
+    assert await found.find(token) == caller
+    going.set()
+    async with asyncio.timeout(10):
+        while found._reading:  # noqa: ASYNC110 - the end of a thread rings no bell
+            await asyncio.sleep(0.01)
 
 
 def test_a_given_token_can_be_kept(registry: store.Registry) -> None:

@@ -10,7 +10,8 @@ from scheduler.contracts import clock, errors, fleet
 from scheduler.core import rollouts
 from scheduler.runtime import config
 from scheduler.runtime.models import rolls, service
-from scheduler.runtime.registry import database, declared, store, tables
+from scheduler.runtime.registry import declared, tables
+from tests import registries
 
 CHAT = config.ModelSettings(name="chat", engine=fleet.EngineKind.SIMULATED, seats=4)
 CODE = config.ModelSettings(name="code", engine=fleet.EngineKind.SIMULATED, seats=4)
@@ -21,7 +22,7 @@ V1 = CHAT.version
 
 @pytest.fixture
 def site(tmp_path: Path, fake_clock: clock.FakeClock) -> Iterator[service.Site]:
-    registry = store.Registry.open(database.sqlite_url(tmp_path))
+    registry = registries.opened(tmp_path)
     registry.catalog.declare([CHAT, CODE], 1)
     made = service.Site(registry, fake_clock)
     service.add(made, ("version", "chat", "v2"), {"engine": "simulated"}, WISH)
@@ -139,6 +140,20 @@ def test_further_steps_come_after_the_one_that_holds_by_then(
     with pytest.raises(errors.BadRequest, match="100 percent already"):
         rolls.begin(site, "chat", "v2", rolls.Terms((50, 75)), WISH)
     assert current(site).percent == 100
+
+
+def test_who_goes_on_may_ask_for_the_gate_only_then(site: service.Site) -> None:
+    """It was dropped without a word: the next steps went on without any verdict."""
+    at(site, 0)
+    rolls.judge(site, "chat", WISH, passed=True)
+    rolls.begin(site, "chat", "v2", rolls.Terms((50, 75), warm_s=60.0, gate=True), WISH)
+    now = current(site)
+    assert (now.gate, now.gate_passed, now.warm_s) == (True, None, 60.0)
+    waits = dataclasses.replace(now, hold_s=0.0, least=0)
+    assert rollouts.after(waits, rollouts.Seen(1 << 50, 1, 1)).percent == 25
+    rolls.judge(site, "chat", WISH, passed=True)
+    rolls.begin(site, "chat", "v2", rolls.Terms((60, 75)), WISH)
+    assert (current(site).gate, current(site).gate_passed) == (True, True)
 
 
 def test_an_item_of_what_is_no_table_is_refused(site: service.Site) -> None:

@@ -1,11 +1,12 @@
 """Schedules: which floors are in force at any moment, over weekends, midnights and changes of the clock."""
 
+import dataclasses
 import datetime
 
 import pytest
 
 from scheduler.core import floors
-from scheduler.runtime import schedules
+from scheduler.runtime import entries, live, recalling, schedules
 
 WEEKDAYS = schedules.Schedule("day", "chat", 8, "0 8 * * mon-fri", "18:00", "Europe/Berlin")
 
@@ -86,3 +87,16 @@ def test_what_can_not_be_used_says_why(changes: dict[str, object], fault: str) -
 def test_a_paused_one_says_nothing() -> None:
     paused = schedules.Schedule("p", "chat", 1, "* * * * *", "18:00", paused=True)
     assert schedules.in_force([paused], us("2026-11-30T12:00+00:00")) == ()
+
+
+def test_one_that_this_host_can_not_read_is_said_once_and_hides_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its time zone was unknown to the broker's host alone: no plan was made there any more."""
+    now_us, picture = us("2026-11-30T12:00+01:00"), live.Live(1, "a", entries.Pauses(1, 60), 0.0)
+    odd = dataclasses.replace(WEEKDAYS, name="odd", zone="Europe/Atlantis")
+    for _ in range(2):
+        recalling._schedules((odd, WEEKDAYS), picture, now_us)
+    assert picture.scheduled == schedules.in_force([WEEKDAYS], now_us)
+    (line,) = caplog.messages
+    assert line.startswith("schedule odd: time zone 'Europe/Atlantis' is unknown; write one as")

@@ -31,3 +31,9 @@ def test_broker_json_is_whole_or_absent(tmp_path: Path) -> None:
     for text in ("", "{", "[]", '{"address": "x"}'):
         (tmp_path / address.FILE).write_text(text)
         assert address.read(tmp_path) is None
+
+
+def test_a_state_folder_that_can_not_be_read_now_names_nobody(tmp_path: Path) -> None:
+    """A gateway's way to the broker ended for good with the file system's first hiccup."""
+    (tmp_path / address.FILE).mkdir()
+    assert address.read(tmp_path) is None

@@ -118,3 +118,54 @@ def test_a_start_is_not_told_before_its_begin() -> None:
     found = batch_order.starts([job(1, begin_us=later, left_tokens=5)], Rules(jobs=1), {}, NOW, 1.0)
     assert found == {1: later}
     assert not math.isinf(found[1])
+
+
+def test_estimates_for_thousands_put_them_in_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each that starts, and two thousand jobs held up the runner's look for half a minute."""
+    calls: list[int] = []
+    real = batch_order.priority
+
+    def priority(each: Job, *more: Any) -> int:
+        calls.append(each.job_id)
+        return real(each, *more)
+
+    monkeypatch.setattr(batch_order, "priority", priority)
+    jobs = [job(n, left_tokens=100) for n in range(1, 301)]
+    found = batch_order.starts(jobs, Rules(jobs=2), {}, NOW, 100.0)
+    assert len(found) == len(calls) == 300
+    assert list(found) == sorted(found, key=lambda each: (found[each], each))
+    assert (found[300] - NOW) / 1e6 == pytest.approx(298, abs=0.1)
+    monkeypatch.setattr(batch_order, "_TOLD", 10)
+    assert len(batch_order.starts(jobs, Rules(jobs=2), {}, NOW, 100.0)) == 10
+
+
+def test_estimates_heed_the_limits_of_what_runs_by_then() -> None:
+    mine: dict[str, Any] = {"array_id": 1, "array_limit": 1, "left_tokens": 100}
+    jobs = [job(1, **mine), job(2, **mine), job(3, left_tokens=100)]
+    found = batch_order.starts(jobs, Rules(jobs=9), {}, NOW, 100.0)
+    assert {each: round((at - NOW) / 1e6) for each, at in found.items()} == {1: 0, 3: 0, 2: 2}
+
+
+def test_what_jobs_took_tells_the_next_ones_estimates() -> None:
+    assert batch_order.truth([]) == 1.0
+    assert batch_order.truth([(30, 100), (70, 100), (999, 0)]) == 0.5
+    assert batch_order.truth([(10_000, 1)]) == 2.0
+    assert batch_order.truth([(0, 100)]) > 0
+
+
+@pytest.mark.parametrize(
+    ("used", "done", "total", "expected", "left"),
+    [
+        (0, 0, 100, 5_000, 5_000),
+        (600, 10, 100, 5_000, 4_400),  # too few to tell
+        (600, 20, 100, 5_000, 2_400),
+        (9_000, 10, 100, 5_000, 0),
+        (20, 2, 4, 5_000, 4_980),
+        (40, 4, 4, 5_000, 0),
+        (0, 0, 0, 7, 0),
+    ],
+)
+def test_the_lines_that_are_done_tell_what_the_others_want(
+    used: int, done: int, total: int, expected: int, left: int
+) -> None:
+    assert batch_order.left(used, done, total, expected) == left

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from scheduler.contracts import fleet, slurm
+from scheduler.contracts import fleet, observed, slurm
 from scheduler.core import (
     actions,
     autoscale,
@@ -13,6 +13,7 @@ from scheduler.core import (
     floors,
     forecast,
     lending,
+    members,
     overflow,
     packing,
     placement,
@@ -32,6 +33,21 @@ def need(
     scaling: autoscale.Scaling, signal: S, before: autoscale.Memory | None = None, now: float = 0.0
 ) -> autoscale.Need:
     return autoscale.need(scaling, signal, before, now, OPTIONS)
+
+
+def test_a_version_that_no_request_can_come_to_falls_to_its_floor_at_once() -> None:
+    """What was rolled back must not keep the GPUs that the next rollout needs, whatever was asked of it."""
+    before = autoscale.Memory(need=7, busy_at=99.0)
+    for floor, signal in ((0, S(serving=7, floor=3)), (2, S(serving=7, in_flight=5))):
+        gone = autoscale.Scaling(floor=floor, concurrency=1, share=0.0, idle_to_zero_s=900)
+        found = need(gone, signal, before, now=100.0)
+        assert (found.replicas, found.memory.need) == (floor, floor)
+        assert found.reason.startswith("no request can come to it")
+    for floor, kept, why in ((0, 2, "2 still answer"), (2, 2, "floor 2"), (3, 3, "floor 3")):
+        gone = autoscale.Scaling(floor=floor, share=0.0)
+        found = need(gone, S(serving=7, answering=2), before, now=100.0)
+        assert (found.replicas, found.memory.need) == (kept, kept), "an answer is of one version"
+        assert found.reason == f"no request can come to it: {why}"
 
 
 def test_the_largest_signal_wins_and_is_named() -> None:
@@ -68,6 +84,21 @@ def test_down_goes_slowly_by_tenths_after_a_wait() -> None:
     assert seen[-1] == 2
 
 
+@pytest.mark.parametrize(("share", "there"), [(0.5, True), (0.01, True), (0.0, False)])
+def test_one_waiting_request_brings_back_each_version_that_may_have_to_take_it(
+    share: float, there: bool
+) -> None:
+    """Two versions of half each at zero: half a request was rounded to none, and it waited in vain."""
+    scaling = autoscale.Scaling(concurrency=10, share=share)
+    snap = plans.picture(
+        deployments=(dataclasses.replace(plans.deployment(replicas=0), scaling=scaling),),
+        demand={"chat": observed.Demand("chat", {"interactive": 1}, {}, oldest_wait_s=1.0)},
+        scale_memory={("chat", "v1"): autoscale.Memory(0)},
+    )
+    asked = [type(each) for each in plan.plan(snap, OPTIONS).actions]
+    assert asked == ([actions.RequestLease] if there else [])
+
+
 def test_to_zero_when_nobody_asks_and_one_as_soon_as_somebody_does() -> None:
     scaling = autoscale.Scaling(concurrency=10, idle_to_zero_s=900)
     memory = need(scaling, S(serving=1, in_flight=1), None, 0.0).memory
@@ -85,6 +116,9 @@ def test_a_schedule_counts_before_it_begins_by_the_time_of_a_start() -> None:
     floor = floors.Floor("morning", "chat", 8, starts_s=400.0, ends_s=4000.0)
     assert floors.floor_of("chat", [floor], 300.0) == (0, "")
     assert floors.floor_of("chat", [floor], 450.0) == (8, "morning")
+    found = need(autoscale.Scaling(maximum=4), S(floor=8, floor_name="morning"))
+    assert found.replicas == 4
+    assert found.reason == "maximum 4, though schedule morning asks for 8"
     over = dataclasses.replace(floor, starts_s=-4000.0, ends_s=0.0)
     assert floors.floor_of("chat", [over], 450.0) == (0, "")
     found = need(autoscale.Scaling(concurrency=10), S(floor=8, floor_name="morning"))
@@ -287,6 +321,82 @@ def test_a_replica_larger_than_a_node_asks_for_whole_nodes() -> None:
     assert (ask.nodes, ask.gpus) == (0, 8)  # the GPUs of one replica are never on two nodes
 
 
+def test_a_lease_over_nodes_takes_only_what_is_larger_than_one() -> None:
+    options = dataclasses.replace(OPTIONS, node_gpus=8)
+    wide = plans.held(gpus=16)
+    wide = dataclasses.replace(wide, lease=dataclasses.replace(wide.lease, whole_nodes=2))
+    snap = plans.picture(
+        deployments=(plans.deployment(gpus=4),), leases=(wide,), jobs=(plans.job(1),)
+    )
+    acts = plan.plan(snap, options).actions
+    assert not [act for act in acts if isinstance(act, actions.StartReplica)], (
+        "it may not fit a node"
+    )
+    large = dataclasses.replace(snap, deployments=(plans.deployment(gpus=16),))
+    (start,) = plan.plan(large, options).actions
+    assert isinstance(start, actions.StartReplica)
+
+
+def _wide(number: int, gpus: int, nodes: int, *slots: snapshot.Slot) -> snapshot.HeldLease:
+    wide = dataclasses.replace(plans.held(number, gpus=gpus), slots=slots)
+    return dataclasses.replace(wide, lease=dataclasses.replace(wide.lease, whole_nodes=nodes))
+
+
+def test_a_replica_over_nodes_has_its_nodes_to_itself() -> None:
+    """Ten GPUs are five on each of two nodes: fourteen were "left" of three, and the next ten had none."""
+    options = dataclasses.replace(OPTIONS, node_gpus=8)
+    snap = plans.picture(
+        deployments=(plans.deployment(replicas=2, gpus=10),),
+        leases=(_wide(1, 24, 3),),
+        jobs=(plans.job(1),),
+    )
+    start, ask = plan.plan(snap, options).actions
+    assert isinstance(start, actions.StartReplica)
+    assert isinstance(ask, actions.RequestLease)
+    assert (ask.nodes, ask.gpus) == (2, 16)
+    # The slot that such a replica leaves is as large as its nodes, and the next one goes into it.
+    slot = plans.slot(1, gpus=16)
+    free = dataclasses.replace(snap, leases=(_wide(1, 24, 3, slot),))
+    starts = [act for act in plan.plan(free, options).actions if isinstance(act, type(start))]
+    assert [start.slot_id for start in starts] == [slot.slot_id]
+
+
+def test_what_an_ask_leaves_is_whole_nodes_too() -> None:
+    options = dataclasses.replace(OPTIONS, node_gpus=8, lease_gpus=24)
+    large = dataclasses.replace(
+        plans.spec(gpus=10), hardware=fleet.Hardware(memory_gb=100.0, cpus=10)
+    )
+    snap = plans.picture(deployments=(snapshot.Deployment(large, 2),))
+    asked = [
+        act for act in plan.plan(snap, options).actions if isinstance(act, actions.RequestLease)
+    ]
+    assert [(ask.nodes, ask.gpus, ask.hardware.memory_gb) for ask in asked] == [(3, 24, 100.0)] * 2
+
+
+def test_whole_gpus_of_replicas() -> None:
+    assert members.gpus(plans.spec(gpus=12), 8) == 16
+    assert members.gpus(plans.spec(gpus=12), 8, 2) == 32
+    assert members.gpus(plans.spec(gpus=4), 8, 3) == 12
+    assert members.gpus(plans.spec(gpus=12), 0, 2) == 24, "no node's size is known"
+    half = dataclasses.replace(plans.spec(gpus=50), hardware=fleet.Hardware("shard", parts=100))
+    assert members.gpus(half, 8, 3) == 2
+
+
+def test_no_replica_is_moved_into_a_lease_over_nodes() -> None:
+    """Its free GPUs may be one on each node; what was moved there found no place, tick after tick."""
+    near = plans.held(2)
+    small = plans.slot(2, gpus=2)
+    near = dataclasses.replace(near, slots=(small,))
+    snap = plans.picture(
+        leases=(_wide(1, 16, 2), near), replicas=(plans.known(1, small, model="small"),)
+    )
+    rooms = placement.rooms(snap, silent_s=5.0)
+    assert packing.make_hole(rooms, snap.replicas, 4) is None
+    beside = dataclasses.replace(snap, leases=(plans.held(1), near))
+    hole = packing.make_hole(placement.rooms(beside, silent_s=5.0), snap.replicas, 4)
+    assert hole is not None
+
+
 def test_a_start_that_missed_its_budget_gets_company() -> None:
     lease = dataclasses.replace(plans.held(gpus=8), slots=(plans.slot(),))
     late = plans.known(1, plans.slot(), state=fleet.ReplicaState.STARTING)
@@ -302,6 +412,19 @@ def test_a_start_that_missed_its_budget_gets_company() -> None:
     assert "missed their budget of 30 s" in start.reason
     in_time = dataclasses.replace(late, age_s=29.0)
     assert not plan.plan(dataclasses.replace(snap, replicas=(in_time,)), OPTIONS).actions
+    waits = dataclasses.replace(late, replica=dataclasses.replace(late.replica, staging=True))
+    assert not plan.plan(dataclasses.replace(snap, replicas=(waits,)), OPTIONS).actions
+    # Once the other one serves, the late one is one too many, though it may still come.
+    slots = (plans.slot(), plans.slot(1, 1))
+    both = dataclasses.replace(
+        snap,
+        leases=(dataclasses.replace(lease, slots=slots),),
+        replicas=(late, plans.known(2, slots[1])),
+        scale_memory={("chat", "v1"): autoscale.Memory(1)},
+    )
+    made = plan.plan(both, OPTIONS).actions
+    stopped = [action for action in made if isinstance(action, actions.StopReplica)]
+    assert [action.replica_id for action in stopped] == [late.replica.replica_id]
 
 
 def test_budgets_follow_what_was_measured() -> None:
@@ -311,6 +434,7 @@ def test_budgets_follow_what_was_measured() -> None:
     wild = [10.0] * 15 + [100.0] * 5
     assert escalation.uncertain(wild)
     assert escalation.budget_s(wild, 1.0) == 100.0
+    assert escalation.budget_s([0.5] * 20, 1.0) == escalation.LEAST_S
 
 
 def test_batch_overflows_only_when_it_would_be_late_and_the_other_has_room() -> None:
@@ -344,3 +468,29 @@ def test_scattered_gpus_are_gathered_by_moving_batch_replicas_first() -> None:
     assert hole.room.lease_id == second.lease.lease_id
     assert [known.key[0] for known in hole.moved] == ["judge", "judge"]
     assert packing.make_hole(rooms[:1], one, 4) is None  # nowhere for them to go
+
+
+def test_small_replicas_move_only_where_their_memory_is() -> None:
+    """GPUs elsewhere did, and what was stopped for the large one found no room to start again."""
+    slots = [tuple(plans.slot(number, which, 1) for which in range(5)) for number in (1, 2)]
+    snap = plans.picture(
+        leases=tuple(
+            dataclasses.replace(plans.held(number, gpus=8), slots=slots[number - 1])
+            for number in (1, 2)
+        ),
+        replicas=tuple(
+            _needing(plans.known(10 * slot_of, slot, "code"), 50.0)
+            for slot_of, slot in enumerate((*slots[0], *slots[1]), 1)
+        ),
+    )
+    for here, there, found in ((0, 49, False), (0, 50, True), (49, 0, False), (math.inf, 0, True)):
+        rooms = placement.rooms(snap, silent_s=5.0)
+        rooms[0].free_gb, rooms[1].free_gb = here, there
+        assert (packing.make_hole(rooms[:2], snap.replicas, 4, 50.0) is not None) == found
+
+
+def _needing(known: snapshot.KnownReplica, memory_gb: float) -> snapshot.KnownReplica:
+    spec = known.replica.spec
+    hardware = dataclasses.replace(spec.hardware, memory_gb=memory_gb)
+    spec = dataclasses.replace(spec, hardware=hardware)
+    return dataclasses.replace(known, replica=dataclasses.replace(known.replica, spec=spec))

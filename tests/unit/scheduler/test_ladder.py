@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from scheduler.contracts import fleet
+from scheduler.contracts import fleet, observed
 from scheduler.core import ladder
 
 
@@ -69,20 +69,20 @@ def test_fewer_replicas_than_were_turned() -> None:
     ("demand", "expected"),
     [
         (None, None),
-        (fleet.Demand("m", {}, {}), 0.0),
-        (fleet.Demand("m", {"batch": 900}, {"batch": 8}, 0.0, (9000.0,)), 0.0),
-        (fleet.Demand("m", {"interactive": 3}, {}, 0.4), 0.4),
-        (fleet.Demand("m", {"interactive": 5}, {}, 0.0), float("inf")),
-        (fleet.Demand("m", {"standard": 5}, {}, 0.0), float("inf")),
-        (fleet.Demand("m", {}, {"interactive": 1}, 0.0, (100.0, 300.0, 320.0)), 0.3),
-        (fleet.Demand("m", {}, {"interactive": 1}, 9.0, ()), 0.0),
-        (fleet.Demand("m", {}, {"interactive": 1}, 0.0, (9e3,) * 50 + (10.0,) * 8), 0.01),
+        (observed.Demand("m", {}, {}), 0.0),
+        (observed.Demand("m", {"batch": 900}, {"batch": 8}, 0.0, (9000.0,)), 0.0),
+        (observed.Demand("m", {"interactive": 3}, {}, 0.4), 0.4),
+        (observed.Demand("m", {"interactive": 5}, {}, 0.0), float("inf")),
+        (observed.Demand("m", {"standard": 5}, {}, 0.0), float("inf")),
+        (observed.Demand("m", {}, {"interactive": 1}, 0.0, (100.0, 300.0, 320.0)), 0.3),
+        (observed.Demand("m", {}, {"interactive": 1}, 9.0, ()), 0.0),
+        (observed.Demand("m", {}, {"interactive": 1}, 0.0, (9e3,) * 50 + (10.0,) * 8), 0.01),
     ],
 )
-def test_predicted_wait(demand: fleet.Demand | None, expected: float | None) -> None:
+def test_predicted_wait(demand: observed.Demand | None, expected: float | None) -> None:
     stats = [fleet.ReplicaStats(0, seats=4, interactive=2, batch=2), fleet.ReplicaStats(0, 2)]
     assert ladder.predicted_wait(demand, stats) == expected
 
 
 def test_waiting_with_no_replica_has_no_bound() -> None:
-    assert ladder.predicted_wait(fleet.Demand("m", {"interactive": 1}, {}), []) == float("inf")
+    assert ladder.predicted_wait(observed.Demand("m", {"interactive": 1}, {}), []) == float("inf")

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from scheduler.contracts import fleet, ids, slurm
+from scheduler.contracts import fleet, ids, observed, slurm
 from scheduler.core import actions, backoff, plan, replicas, snapshot
 from tests.unit.scheduler import plans
 from tests.unit.scheduler.plans import deployment, do, held, job, known, picture, slot
@@ -186,6 +186,45 @@ def test_a_replica_that_does_not_come_up_is_stopped_as_failed() -> None:
     )
 
 
+def test_a_replica_that_leaves_the_routes_for_a_moment_is_no_late_start() -> None:
+    """One that had served for a day and did not answer for five seconds was stopped, undrained, as failed."""
+    lease = with_slots(held(), slot())
+    away = dataclasses.replace(
+        known(1, slot(), state=fleet.ReplicaState.WARM), age_s=86_400.0, away_s=6.0
+    )
+    calm = picture(deployments=(deployment(),), leases=(lease,), replicas=(away,), jobs=(job(1),))
+    assert do(calm) == []
+    gone = dataclasses.replace(away, away_s=301.0)
+    (action,) = do(dataclasses.replace(calm, replicas=(gone,)))
+    assert action == actions.StopReplica(
+        away.replica.replica_id, 0.0, "not serving after 301 s", False
+    )
+
+
+def test_a_replica_in_an_unknown_state_keeps_its_gpus_and_its_place() -> None:
+    lease = with_slots(held(), slot())
+    strange = dataclasses.replace(
+        known(1, slot(), state=fleet.ReplicaState.UNKNOWN), age_s=86_400.0, away_s=3_000.0
+    )
+    snap = picture(
+        deployments=(deployment(), deployment("other")),
+        leases=(lease,),
+        replicas=(strange,),
+        jobs=(job(1),),
+    )
+    (ask,) = do(snap)
+    assert isinstance(ask, actions.RequestLease)
+    assert "other" in ask.reason
+
+
+def test_a_job_of_which_slurm_says_nothing_is_not_adopted_yet() -> None:
+    """It was adopted as what it could not be: that raised, and no plan took effect any more."""
+    strange = job(1, slurm.JobState.UNKNOWN)
+    assert do(picture(jobs=(strange,))) == []
+    (adopted,) = do(picture(jobs=(job(1),)))
+    assert isinstance(adopted, actions.AdoptLease)
+
+
 def test_a_replacement_waits_for_the_slot_of_what_is_stopping() -> None:
     lease = with_slots(held(), slot())
     stopping = dataclasses.replace(known(1, slot()), run=False)
@@ -321,6 +360,16 @@ def test_a_closing_leases_job_is_cancelled_if_its_agent_does_not_leave() -> None
     assert cancelled(held_s=36.0)
     assert cancelled(silent_s=None)
     assert cancelled(silent_s=6.0)
+    # In a backfill lease nothing is drained, unless its replica had turned and callers stream there.
+    backfill = dataclasses.replace(held(1, L.CLOSING).lease, kind=fleet.LeaseKind.BACKFILL)
+    assert not cancelled(lease=backfill, held_s=9.0)
+    assert cancelled(lease=backfill, held_s=11.0)
+    closing = dataclasses.replace(held(1, L.CLOSING), lease=backfill, slots=(slot(),), held_s=11.0)
+    base = known(1, slot())
+    stats = fleet.ReplicaStats(0, seats=8, interactive=1)
+    streams = dataclasses.replace(base, replica=dataclasses.replace(base.replica, stats=stats))
+    found = do(picture(leases=(closing,), jobs=(job(1),), replicas=(streams,)))
+    assert not any(isinstance(action, actions.CancelJob) for action in found)
 
 
 def test_leases_without_an_agent_are_given_back() -> None:
@@ -352,7 +401,7 @@ def test_rung_one_turns_the_replica_with_the_least_batch_after_two_ticks() -> No
     shared = fleet.Role.SHARED
     found = (loaded(1, 0, 3, shared), loaded(2, 1, 1, shared), loaded(3, 2, 2, shared))
     lease = with_slots(held(gpus=3), *(slot(which=n, gpus=1) for n in range(3)))
-    demand = {"chat": fleet.Demand("chat", {"interactive": 2}, {}, 0.4)}
+    demand = {"chat": observed.Demand("chat", {"interactive": 2}, {}, 0.4)}
     world = plans.World(
         picture(
             deployments=(deployment(replicas=3, gpus=1),),
@@ -373,7 +422,7 @@ def test_rung_one_turns_the_replica_with_the_least_batch_after_two_ticks() -> No
         ),
     )
     world.apply(second)
-    calm = {"chat": fleet.Demand("chat", {}, {})}
+    calm = {"chat": observed.Demand("chat", {}, {})}
     world.snap = dataclasses.replace(world.snap, demand=calm)
     world.apply(world.think())
     world.snap = dataclasses.replace(world.snap, now=1030.5)
@@ -384,13 +433,14 @@ def test_rung_one_turns_the_replica_with_the_least_batch_after_two_ticks() -> No
 
 @pytest.mark.parametrize("age_s", [None, 1.5])
 def test_stale_stats_move_no_role_and_are_named(age_s: float | None) -> None:
+    """S5: the broker's part: `fctl explain` shows these notes."""
     found = (loaded(1, 0, 3, fleet.Role.SHARED, age_s),)
     lease = with_slots(held(gpus=1), slot(gpus=1))
     snap = picture(
         deployments=(deployment(gpus=1),),
         leases=(lease,),
         replicas=found,
-        demand={"chat": fleet.Demand("chat", {"interactive": 9}, {}, 9.0)},
+        demand={"chat": observed.Demand("chat", {"interactive": 9}, {}, 9.0)},
     )
     world = plans.World(snap)
     for _ in range(5):

@@ -72,11 +72,17 @@ def test_what_a_job_state_means_for_its_lease() -> None:
             assert replicas.of_job(state) is F.ENDED
 
 
-def test_every_reported_state_has_an_event() -> None:
-    assert replicas.reported(R.STARTING) is None
+def test_every_reported_state_has_an_event_that_leads_there() -> None:
     for state in R:
-        if state is not R.STARTING:
-            event = replicas.reported(state)
-            assert event is not None
-            assert replicas.replica_after(R.SERVING, E.DRAINED) is R.DRAINING
-            assert any(state is row.get(event) for row in replicas.REPLICA.values())
+        event = replicas.reported(state)
+        found = {row[event] for row in replicas.REPLICA.values() if event in row}
+        assert found == {state}
+
+
+def test_what_is_unknown_can_be_told_to_be_anything_and_anything_unknown() -> None:
+    for state in R:
+        assert replicas.replica_after(R.UNKNOWN, replicas.reported(state)) is state
+        if not replicas.replica_final(state):
+            assert replicas.replica_after(state, E.UNREAD) is R.UNKNOWN
+    assert R("hovering") is R.UNKNOWN
+    assert replicas.SlotState("hovering") is replicas.SlotState.UNKNOWN

@@ -71,6 +71,10 @@ def test_one_that_ends_below_100_stays() -> None:
     at = dataclasses.replace(ROLLOUT, steps=(5,), state=State.STEPPING, step=0)
     assert rollouts.after(at, seen(9999)) == at
     assert "stays at 5 percent" in rollouts.waits_for(at, seen(9999))
+    assert rollouts.stays(at, seen(9999))
+    assert not rollouts.stays(at, seen(1))
+    assert not rollouts.stays(dataclasses.replace(at, gate=True), seen(9999))
+    assert not rollouts.stays(dataclasses.replace(at, steps=(5, 100)), seen(9999))
 
 
 @hypothesis.given(

@@ -1,6 +1,7 @@
 """The router over time: what it learns from dispatches, answers, views and losses."""
 
 import dataclasses
+from collections.abc import Iterable
 
 import pytest
 
@@ -114,3 +115,31 @@ def test_a_request_that_runs_already_is_counted_where_it_is(unit: router.Router)
     assert unit.index("chat").longest(prompt(3)) == {ids.ReplicaId("r2"): 1.0}
     guard.close()
     assert unit.loads.idle
+
+
+def test_batch_lines_that_begin_alike_hold_their_beginning_together() -> None:
+    """Where one text fits, dozens of lines that begin with it run; interactive ones find all their cache."""
+    stats = fleet.ReplicaStats(1, 64, kv_blocks=128, kv_free=128, kv_block_tokens=16)
+    one = replica("r1", seats=64, reserved_seats=0, stats=stats)
+
+    def taken(tier: requests.Tier, talks: Iterable[int]) -> int:
+        """Return how many requests run before one finds no room, and that all of them give it back."""
+        unit = router.Router(load.Loads())
+        unit.observe([one], 0.0)
+        guards = []
+        for talk in talks:
+            placed = unit.place(ask(prompt(talk), tier=tier, output_tokens=20), NOW, 0.0)
+            if placed is None:
+                break
+            guards.append(placed.guard)
+        assert unit.loads.at(ids.ReplicaId("r1")).batch_kv <= 2_048
+        for guard in guards:
+            guard.close()
+        assert unit.loads.idle
+        return len(guards)
+
+    whole = prompt(1).size // 4 + 20
+    apart = 2_048 // whole
+    assert taken(requests.Tier.BATCH, range(64)) == apart
+    assert taken(requests.Tier.BATCH, [1] * 64) == min(64, 1 + (2_048 - whole) // 20) > 4 * apart
+    assert taken(TIER, [1] * 64) == apart

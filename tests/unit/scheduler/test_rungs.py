@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from scheduler.contracts import fleet, slurm
+from scheduler.contracts import fleet, observed, slurm
 from scheduler.core import actions, asks, autoscale, lending, plan, snapshot
 from scheduler.runtime import settings
 from tests.unit.scheduler import plans
@@ -67,8 +67,8 @@ def picture(
             ("judge", "v1"): autoscale.Memory(0),
         },
         "demand": {
-            "chat": fleet.Demand("chat", {}, {"interactive": callers}),
-            "judge": fleet.Demand("judge", {}, {}),
+            "chat": observed.Demand("chat", {}, {"interactive": callers}),
+            "judge": observed.Demand("judge", {}, {}),
         },
     }
     return plans.picture(**(base | parts))
@@ -99,6 +99,22 @@ def test_a_need_that_an_own_batch_replica_covers_turns_it_and_takes_no_lease() -
     # Only when less has been enough for long does batch get it back.
     made = plan.plan(picture(turned, 1, now=1003.0 + OPTIONS.scale_down_s, **memory), OPTIONS)
     assert names(made) == ["SetRole batch"]
+
+
+def test_a_batch_replica_that_does_not_turn_in_its_time_is_given_up_for_the_next_rung() -> None:
+    """Rung 1 has a second; one that says batch long after that covers no need, and rung 3 begins."""
+    lease, known = house(2, BACKFILL, role=fleet.Role.SHARED)
+    slow = dataclasses.replace(
+        known, replica=dataclasses.replace(known.replica, role=fleet.Role.BATCH), told_s=1.5
+    )
+    assert not plan.plan(picture([house(1, SERVE), (lease, slow)], 9), OPTIONS).actions
+    stuck = dataclasses.replace(slow, told_s=6.0)
+    made = plan.plan(picture([house(1, SERVE), (lease, stuck)], 9), OPTIONS)
+    assert names(made) == ["StopReplica", "CloseLease", "RequestLease"]
+    assert any("rung 1 missed its budget" in note for note in made.notes)
+    # One that the agent says has turned by now is none of these, however long ago it was told.
+    turned = dataclasses.replace(known, told_s=600.0)
+    assert not plan.plan(picture([house(1, SERVE), (lease, turned)], 9), OPTIONS).actions
 
 
 def test_a_need_beyond_the_own_batch_replica_takes_the_lease_of_another_models_batch() -> None:

@@ -6,12 +6,14 @@ import random
 
 import pytest
 
-from scheduler.contracts import fleet
+from scheduler.contracts import observed
 from scheduler.core import trials
 
 
-def trial(version: str, *, failed: bool = False, ttft: float = 50, itl: float = 5) -> fleet.Trial:
-    return fleet.Trial("chat", version, failed, ttft, itl)
+def trial(
+    version: str, *, failed: bool = False, ttft: float = 50, itl: float = 5
+) -> observed.Trial:
+    return observed.Trial("chat", version, failed, ttft, itl)
 
 
 def run(seed: int, rounds: int, *, slower: float = 1.0, failing: float = 0.02) -> int:
@@ -22,7 +24,7 @@ def run(seed: int, rounds: int, *, slower: float = 1.0, failing: float = 0.02) -
         mixed = ["v2", "v1", "v1", "v1"]
         draw.shuffle(mixed)
         found.note(
-            fleet.Trial(
+            observed.Trial(
                 "chat",
                 version,
                 draw.random() < (failing if version == "v2" else 0.02),
@@ -92,3 +94,24 @@ def test_what_the_old_version_left_serves_when_it_gets_nothing_any_more() -> Non
     found.note([trial("v1") for _ in range(100)])
     found.note([trial("v2", ttft=500) for _ in range(40)])
     assert found.verdict.startswith("TTFT is worse in")
+
+
+def test_a_replicas_death_is_one_event_however_many_requests_it_has_cost() -> None:
+    """A node that dies under a rollout must not count as so many independent failures of the version."""
+    found = trials.Comparison("v2")
+    dead = observed.Trial("chat", "v2", True, death="r-1.1@5")
+    found.note([trial("v1") for _ in range(100)])
+    found.note([dead] * 100)
+    assert found.counts(new=True) == trials.Counts(requests=1, failed=1)
+    assert found.verdict == ""
+    found.note(
+        [trial("v2", failed=True) for _ in range(20)]
+    )  # what lives and fails counts each time
+    assert found.verdict.startswith("error rate")
+
+
+def test_a_version_whose_replicas_die_again_and_again_is_found() -> None:
+    found = trials.Comparison("v2")
+    found.note([trial("v1") for _ in range(100)])
+    found.note(observed.Trial("chat", "v2", True, death=f"r-1.{life}@5") for life in range(20))
+    assert found.verdict.startswith("error rate")

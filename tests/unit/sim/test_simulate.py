@@ -111,6 +111,17 @@ def test_batch_overflows_to_the_cluster_that_has_room_and_none_is_lost() -> None
     assert apart["clusters"]["test-2"]["batch_tokens"] == 0
 
 
+def test_the_command_runs_two_clusters_side_by_side() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    argv = ["large-site", "--beside", "azure-conversation", "--factor", "0.02", "--hours", "0.01"]
+    assert commands.simulate_main(argv, out=out, err=err) == 0, err.getvalue()
+    told = json.loads(out.getvalue())
+    assert set(told) == {"overflow", "apart"}
+    assert len(told["overflow"]["clusters"]) == 2
+    assert told["apart"]["moves"] == []
+    assert commands.simulate_main([*argv[:2], "nowhere"], out=out, err=err) == 1
+
+
 def test_a_partition_fits_the_fleet() -> None:
     here = world.World(
         site(), policies.POLICIES["static"], policies.Planner(), 0.0, tally.Tally(site(), 0.0)
@@ -139,12 +150,14 @@ def test_a_cut_last_line_of_a_trace_is_left_out(tmp_path: Path) -> None:
 
 def test_the_command_prints_figures_and_json(tmp_path: Path) -> None:
     out, err = io.StringIO(), io.StringIO()
-    argv = ["azure-conversation", "--hours", "0.004", "--plot", str(tmp_path / "day.png")]
-    assert commands.simulate_main(argv, out=out, err=err) == 0
+    argv = ["azure-conversation", "--hours", "0.004", "--factor", "0.1"]
+    assert (
+        commands.simulate_main([*argv, "--plot", str(tmp_path / "day.png")], out=out, err=err) == 0
+    )
     assert "TTFT p50/p95/p99" in out.getvalue()
     assert (tmp_path / "day.png").stat().st_size > 1000
     out = io.StringIO()
-    assert commands.simulate_main([*argv[:3], "--json"], out=out, err=err) == 0
+    assert commands.simulate_main([*argv, "--json"], out=out, err=err) == 0
     full = json.loads(out.getvalue())["policies"]["full"]
     assert {
         "utilisation",
@@ -165,6 +178,7 @@ def test_a_parked_replica_wakes_faster_than_it_starts() -> None:
     assert fleet.ReplicaState.ASLEEP
 
 
+@pytest.mark.slow
 def test_roles_and_leases_do_not_thrash_where_leases_live_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -196,3 +210,22 @@ def test_roles_and_leases_do_not_thrash_where_leases_live_apart(
     ]
     assert gaps
     assert min(gaps) >= policies.Planner().calm_s, sorted(gaps)[:5]
+
+
+def test_first_tokens_beside_batch_come_within_a_tenth_of_those_without() -> None:
+    """Batch fills what callers leave of each step, and their p95 stays within 1.1 of its quiet value."""
+    chat = scenario.Model("chat", SMALL, STEP, share=1.0, batch=scenario.Batch(share=2.0))
+    filled = dataclasses.replace(
+        site(),
+        fleet=scenario.Fleet(gpus=8, start_s=(20, 40)),
+        hours=0.03,
+        traffic=scenario.Traffic(peak_rps=12, day_requests=12 * 86400 / 3, prompt=2000, output=100),
+        models=(chat,),
+    )
+    quiet = dataclasses.replace(filled, models=(dataclasses.replace(chat, batch=scenario.Batch()),))
+    beside, _ = run.simulate(filled, "full")
+    alone, _ = run.simulate(quiet, "full")
+    assert beside["batch_tokens"] > 100_000
+    assert alone["batch_tokens"] == 0
+    assert beside["requests"] == pytest.approx(alone["requests"], rel=0.02)  # some still run
+    assert beside["ttft_ms"]["p95"] <= 1.1 * alone["ttft_ms"]["p95"]

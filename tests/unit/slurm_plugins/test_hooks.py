@@ -15,8 +15,9 @@ from tests import services
 HOOKS = Path(__file__).parents[3] / "slurm_plugins" / "hooks"
 SCRIPTS = sorted(HOOKS.glob("*.sh"))
 
-# What slurmd gives each job, and each hook too.
-ALPHA = {"SLURM_CLUSTER_NAME": "alpha", "SLURM_CONF": "/no/such/alpha/slurm.conf"}
+# What slurmd gives each job, and each hook too. A cluster for each process that runs these tests: hooks
+# look at all processes of the machine, and would end those of a test beside.
+ALPHA = {"SLURM_CLUSTER_NAME": "alpha", "SLURM_CONF": f"/no/such/alpha-{os.getpid()}/slurm.conf"}
 BETA = {**ALPHA, "SLURM_CLUSTER_NAME": "beta"}
 NAMESAKE = {**ALPHA, "SLURM_CONF": "/no/such/other/slurm.conf"}
 

@@ -114,4 +114,5 @@ def test_steps_get_gpus_of_their_own() -> None:
     assert argv[-1] == "--cpu-bind=none"
     assert "--overlap" not in argv
     assert "--gres=none" in sbatch.srun_arguments("1", gpus=0, cpus=1)
+    assert "--relative=2" in sbatch.srun_arguments("1", gpus=1, cpus=1, node=2)
     assert shlex.split(shlex.join(argv)) == argv

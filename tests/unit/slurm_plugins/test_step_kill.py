@@ -1,5 +1,6 @@
 """A step is ended for good though nobody ever tells its srun: its slurmstepd was killed, or Slurm is away."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,14 @@ async def test_an_srun_that_hears_nothing_is_killed_with_its_helper(
         assert process.poll() is None
     await step.kill()
     assert await step.wait() == -9
-    helper = log.read_text().split()[0]
-    stat = Path(f"/proc/{helper}/stat")
-    assert not stat.exists() or stat.read_text().split()[2] == "Z"
+    stat = Path(f"/proc/{log.read_text().split()[0]}/stat")
+    async with asyncio.timeout(10):  # it is killed, and dies when it gets a core
+        while not _gone(stat):  # noqa: ASYNC110 - a process that dies rings no bell
+            await asyncio.sleep(0.01)
+
+
+def _gone(stat: Path) -> bool:
+    try:
+        return stat.read_text().split()[2] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

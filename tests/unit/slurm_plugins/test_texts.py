@@ -109,6 +109,23 @@ def test_l2_compact_lists_and_the_spelling_of_types() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("gpu:a100:2(S:0,1),shard:a100:8(S:0,1)", {"shard": 8}),
+        ("shard:a100:8,shard:h100:4,mps:200", {"shard": 12, "mps": 200}),
+        ("cpu=1,gres/shard=3", {"shard": 3}),
+        ("gres/shard=3,gres/shard:a100=3", {"shard": 3}),
+        ("gres/shard:a100=2,gres/shard:h100=1", {"shard": 3}),
+        ("cpu=1,gres/gpu=2", {}),
+        (None, {}),
+    ],
+)
+def test_parts_of_gpus(text: str | None, parts: dict[str, int]) -> None:
+    """A job's typed shards were added to their sum: its books were twice ours."""
+    assert tres.shared(text) == parts
+
+
+@pytest.mark.parametrize(
     ("text", "count"),
     [
         ("gres/gpu=1,gres/gpu:a100=1", 1),

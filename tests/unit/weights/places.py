@@ -32,14 +32,16 @@ def tensors() -> dict[str, tuple[int, ...]]:
     return found
 
 
-def shard(shapes: Mapping[str, tuple[int, ...]], filler: int = 1) -> bytes:
+def shard(
+    shapes: Mapping[str, tuple[int, ...]], filler: int = 1, dtype: str = "F32", width: int = 4
+) -> bytes:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, shape in shapes.items():
-        size = 4
+        size = width
         for part in shape:
             size *= part
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + size]}
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + bytes([filler]) * at

@@ -41,3 +41,12 @@ def test_the_file_system_bounds_too_and_what_is_there_needs_no_room(
 ) -> None:
     room = budget.Room(free=50, budget=0, reserve=20)
     assert budget.decide(60, there, [entry("a", 40, 1)], room).victims == victims
+
+
+def test_what_another_staging_has_still_to_write_is_taken() -> None:
+    coming = budget.Entry("coming", 10, 1, busy=True, whole=False, coming=50)
+    assert budget.decide(40, 0, [coming], ROOM) == budget.Verdict((), 0)
+    assert budget.decide(41, 0, [coming], ROOM) == budget.Verdict((), 1)
+    disk = budget.Room(free=80, budget=0, reserve=0)
+    assert budget.decide(31, 0, [coming], disk) == budget.Verdict((), 1)
+    assert not budget.decide(90, 0, [coming], disk).never

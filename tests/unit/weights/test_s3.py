@@ -1,5 +1,6 @@
-"""Weights from an S3 server: moto's, which speaks S3 over HTTP (ranges, lists, errors), unsigned."""
+"""Weights and adapters from an S3 server: moto's, which speaks S3 over HTTP, with signatures if asked."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,11 +8,13 @@ from pathlib import Path
 import httpx
 import obstore
 import pytest
-from moto import server as moto_server
 from obstore import store as stores
 
+from engines import lora, settings
 from engines.weights import process, sources, staging, store, task
-from scheduler.contracts import weights
+from forebay import inspecting
+from scheduler.contracts import fleet, weights
+from scheduler.runtime.models import document
 from tests.unit.weights import places
 
 
@@ -19,11 +22,16 @@ class Bucket:
     """An S3 server with one bucket, which can go away."""
 
     def __init__(self) -> None:
-        self._server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        from moto import server  # a second that only these tests need
+
+        self._server = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._server.start()
         self.url = f"http://127.0.0.1:{self._server.get_host_and_port()[1]}"
-        httpx.post(f"{self.url}/moto-api/reset", trust_env=False).raise_for_status()
-        httpx.put(f"{self.url}/models", trust_env=False).raise_for_status()
+        for method, path in (("POST", "moto-api/reset"), ("PUT", "models")):
+            asked = httpx.request(
+                method, f"{self.url}/{path}", trust_env=False, verify=False, timeout=60
+            )
+            asked.raise_for_status()
         self._objects = stores.S3Store(
             "models",
             endpoint=self.url,
@@ -89,6 +97,8 @@ def test_a_prefix_does_not_take_its_neighbours_in(
 def test_what_is_not_there_is_refused(bucket: Bucket, options: task.Options) -> None:
     with pytest.raises(weights.WeightsError, match="nothing lies there; check bucket and prefix"):
         open_("s3://models/none", options).files()
+    with pytest.raises(weights.WeightsError, match="s3://nowhere/m: no such bucket; correct"):
+        open_("s3://nowhere/m", options).files()
     with pytest.raises(weights.WeightsError, match="upload it or correct"):
         open_("s3://models/none", options).read("config.json", 0, 10)
 
@@ -136,3 +146,86 @@ def test_credentials_are_ours_alone(tmp_path: Path) -> None:
     with pytest.raises(weights.WeightsError, match="No such file"):
         sources.credentials(tmp_path / "none")
     assert "AWS_SECRET_ACCESS_KEY" not in os.environ
+
+
+def _adapter(folder: Path, *, width: int = places.HIDDEN) -> Path:
+    """Write a LoRA adapter of rank 2 on the query projections of `places.model`."""
+    folder.mkdir(parents=True)
+    (folder / lora.CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 2}))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in range(places.LAYERS):
+        at = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        shapes |= {f"{at}.lora_A.weight": (2, width), f"{at}.lora_B.weight": (places.HIDDEN, 2)}
+    (folder / lora.TENSORS).write_bytes(places.shard(shapes))
+    return folder
+
+
+def test_an_adapter_lies_in_the_bucket_and_is_judged_beside_its_base_there(
+    bucket: Bucket, options: task.Options, tmp_path: Path
+) -> None:
+    bucket.upload(places.model(tmp_path / "m"), "tiny")
+    bucket.upload(_adapter(tmp_path / "law"), "adapters/law")
+    bucket.upload(_adapter(tmp_path / "other", width=16), "adapters/other")
+    site = settings.EnginesSettings(
+        s3_endpoint=options.s3_endpoint, s3_credentials=options.s3_credentials
+    )
+    judge = inspecting.Inspector(site, ("s3://models/adapters",)).adapter
+    base = fleet.ReplicaSpec("chat", "v1", fleet.EngineKind.VLLM, "s3://models/tiny")
+    law = document.Adapter(path="s3://models/adapters/law", rank=2)
+    assert judge(law, [base]) == ""
+    assert judge(document.Adapter(path="s3://models/adapters/other"), [base]) == (
+        "s3://models/adapters/other: was made for another base than chat v1: q_proj of layer 0 is 16 wide "
+        "there, not 8"
+    )
+    assert "nothing lies there" in judge(document.Adapter(path="s3://models/adapters/none"), [base])
+    where = store.Store(tmp_path / "disk")
+    order = task.Order(law.path, chunk=64, adapter=True)
+    done = staging.Staging(order, open_(order.uri, options), where).run()
+    for path in (tmp_path / "law").iterdir():
+        assert (where.models(done.key) / path.name).read_bytes() == path.read_bytes()
+    bucket.close()
+    assert "its base can't be looked at now" in judge(law, [base])
+
+
+def test_requests_are_signed_and_who_may_not_read_is_told_what_is_missing(
+    bucket: Bucket, options: task.Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server computes each signature itself from here on, and knows one reader."""
+    bucket.upload(places.model(tmp_path / "m"), "tiny")
+    key = _reader(bucket.url)
+    monkeypatch.setattr("moto.settings.INITIAL_NO_AUTH_ACTION_COUNT", 0.0)
+    told = {}
+    for who, secret in (("right", key["SecretAccessKey"]), ("wrong", "guessed")):
+        file = tmp_path / who
+        file.write_text(
+            f"[default]\naws_access_key_id = {key['AccessKeyId']}\naws_secret_access_key = {secret}\n"
+        )
+        file.chmod(0o600)
+        told[who] = task.Options(s3_endpoint=bucket.url, s3_credentials=str(file))
+    order = task.Order("s3://models/tiny", chunk=256)
+    where = store.Store(tmp_path / "disk")
+    done = staging.Staging(order, open_(order.uri, told["right"]), where).run()
+    assert done.fetched == done.size > 0
+    for refused, why in ((told["wrong"], "SignatureDoesNotMatch"), (options, "InvalidAccessKeyId")):
+        denied = rf"s3://models/tiny: access denied \({why}\); give .* s3:GetObject"
+        with pytest.raises(weights.WeightsError, match=denied):
+            open_(order.uri, refused).files()
+        with pytest.raises(weights.WeightsError, match=r"config\.json: access denied"):
+            open_(order.uri, refused).read("config.json", 0, 8)
+
+
+def _reader(url: str) -> dict[str, str]:
+    """Make a user that may read; returns its key."""
+    import boto3
+
+    anybody = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "us-east-1"}
+    iam = boto3.client("iam", endpoint_url=url, **anybody)
+    iam.create_user(UserName="agents")
+    allowed = {"Effect": "Allow", "Action": ["s3:GetObject", "s3:ListBucket"], "Resource": "*"}
+    iam.put_user_policy(
+        UserName="agents",
+        PolicyName="read",
+        PolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": [allowed]}),
+    )
+    found: dict[str, str] = iam.create_access_key(UserName="agents")["AccessKey"]
+    return found

@@ -1,6 +1,7 @@
 """Staging: whole or not at all, resumed, checked, one at a time, within the disk's budget."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -155,6 +156,61 @@ def test_a_place_that_has_changed_is_not_mixed_with_what_came_before(tmp_path: P
     shard.write_bytes(places.shard(dict(list(places.tensors().items())[1::3]), 99))
     staging.Staging(order, sources.Folder(place), where).run()
     assert same(place, where.models(order.key))
+
+
+def test_a_place_that_changes_while_it_is_read_is_not_published_mixed(tmp_path: Path) -> None:
+    """Without a manifest nothing else tells: half of each of two versions has a good checksum of its own."""
+    place, root = places.model(tmp_path / "m"), tmp_path / "disk"
+    where = store.Store(root)
+    order = task.Order(f"file://{place}", chunk=CHUNK, parallel=1)
+    shard = place / "model-00001-of-00003.safetensors"
+    size = shard.stat().st_size
+    changed: list[str] = []
+
+    def change(name: str) -> None:
+        if name == "hashed" and not changed:
+            changed.append(name)
+            shard.write_bytes(places.shard(dict(list(places.tensors().items())[0::3]), 99))
+
+    with pytest.raises(sources.SourceDown, match=r"model-00001.* changed while it was read"):
+        staging.Staging(order, sources.Folder(place), where, step=change).run()
+    assert shard.stat().st_size == size
+    assert not where.published(order.key)
+    done = staging.Staging(order, sources.Folder(place), where, step=change).run()
+    assert 0 < done.fetched <= size + CHUNK
+    assert same(place, where.models(order.key))
+
+
+def test_two_stagings_at_once_do_not_both_count_on_the_same_room(tmp_path: Path) -> None:
+    """Each saw the other's first bytes alone, and both ended on a full disk."""
+    root = tmp_path / "disk"
+    first, second = (places.model(tmp_path / name) for name in ("a", "b"))
+    for place in (first, second):
+        (place / "more.safetensors").write_bytes(places.shard({"more": (1 << 18,)}))
+    whole = sum(path.stat().st_size for path in first.iterdir())
+    budgeted = {"parallel": 1, "budget": whole + whole // 2}
+    one, two = (task.Order(f"file://{place}", **budgeted) for place in (first, second))  # type: ignore[arg-type]
+    other: list[str] = []
+
+    def begins(name: str) -> None:
+        if name == "begin":
+            with pytest.raises(staging.NoRoom, match="in use") as told:
+                staging.Staging(two, sources.Folder(second), store.Store(root)).run()
+            other.append(str(told.value))
+
+    done = staging.Staging(one, sources.Folder(first), store.Store(root), step=begins).run()
+    assert done.fetched == whole
+    assert len(other) == 1
+
+
+def test_a_pipe_among_the_weights_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    place, root = places.model(tmp_path / "m"), tmp_path / "disk"
+    (place / "config.json").unlink()
+    os.mkfifo(place / "config.json")
+    with pytest.raises(weights.WeightsError, match=r"config\.json: is no file"):
+        staged(place, root)
+    with pytest.raises(sources.SourceDown, match="Illegal seek"):
+        sources.Folder(place).read("config.json", 0, 1)
 
 
 def _manifest(place: Path) -> weights.Manifest:

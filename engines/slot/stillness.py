@@ -1,0 +1,29 @@
+"""Whether an engine that has work stands still."""
+
+STEPS = 50  # an engine that stands still for so many of its own steps hangs
+KILL_AFTER = 2.0  # times as long as it takes to leave the routes
+
+
+class Stillness:
+    """Looks at one engine's count of steps.
+
+    Args:
+        least_s: standing still for less is no fault.
+    """
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew: it is another process, or it slept."""
+        self._steps, self._since = -1, 0.0
+
+    def look(self, steps: int, running: int, step_ms: float, now: float) -> tuple[str, bool]:
+        """Return what is wrong, or "", and whether it is to be killed for it."""
+        if steps != self._steps or running == 0 or steps == 0:
+            self._steps, self._since = steps, now
+        still = now - self._since
+        patience = max(self._least_s, STEPS * step_ms / 1_000)
+        wrong = f"engine has work and made no step for {still:.0f} s"
+        return (wrong if still >= patience else ""), still >= KILL_AFTER * patience
