@@ -76,15 +76,25 @@ class Trials:
             time.sleep(GAP_S)
         return found
 
-    def calm(self) -> None:
-        """Wait until batch runs on every GPU, as it did before the first trial."""
-        reclaim_site.until(self._calm, "batch on every GPU", CALM_S)
+    def calm(self) -> Sequence[dict[str, Any]]:
+        """Wait until batch runs on every GPU, as it did before the first trial; return the replicas.
 
-    def _calm(self) -> bool:
+        What a replica said before is no answer: the broker's list may lag behind the trial that has ended.
+        """
+        since_us, found = time.time_ns() // 1_000, list[dict[str, Any]]()
+
+        def there() -> bool:
+            found[:] = self._house.replicas()
+            heard = all((r["stats"] or {}).get("at_us", 0) > since_us for r in found)
+            return heard and self._calm(found)
+
+        reclaim_site.until(there, "batch on every GPU", CALM_S)
+        return found
+
+    def _calm(self, found: Sequence[Mapping[str, Any]]) -> bool:
         kinds = self._house.kinds()
         if sorted(kinds.values()) != ["backfill", "backfill", "serve"]:
             return False
-        found = self._house.replicas()
         told = sorted((r["spec"]["model"], kinds.get(r["lease_id"]), r["role"]) for r in found)
         wanted = [
             (running.MODEL, "backfill", "batch"),
@@ -96,8 +106,7 @@ class Trials:
     def rung0(self, trials: int) -> Times:
         """As many callers as one shared replica has to abort batch for."""
         found = Times()
-        self.calm()
-        (shared,) = (r for r in self._house.replicas() if r["role"] == "shared")
+        (shared,) = (r for r in self.calm() if r["role"] == "shared")
         peek = reclaim_site.Peek(self._house, shared)
         before = peek.state()["stats"]["reclaim_ms"]
         since_us = time.time_ns() // 1_000
@@ -137,11 +146,8 @@ class Trials:
 
     def _turn(self, found: Times, orders: list[Order], seats: Times) -> reclaim_site.Crowd:
         """One trial of rung 1; returns its callers, who have left."""
-        self.calm()
         (lent,) = (
-            r
-            for r in self._house.replicas()
-            if r["spec"]["model"] == running.MODEL and r["role"] == "batch"
+            r for r in self.calm() if r["spec"]["model"] == running.MODEL and r["role"] == "batch"
         )
         with contextlib.closing(reclaim_site.Peek(self._house, lent)) as peek:
             before = peek.state()["stats"]["reclaim_ms"]
