@@ -2,9 +2,10 @@
 
 Every arm has three vLLM replicas of its own (CPU, tiny model, forked from one fork server), so that each
 has its own caches from beginning to end; the arms take turns on slices of the same requests, one at a time,
-so that a busy machine is as busy for all. `random` and `round_robin` are the load generator's own choice and
-cost no router at all. The oracle is `prefix_replay`'s: infinite caches, the same bound on the load. The last
-line is JSON.
+so that a busy machine is as busy for all. Each of the four has a router before its replicas: `random`,
+`round_robin` and `vllm_router` are vllm-router with one of its policies each. Engines run at a lower priority
+than routers and callers, which share no cores with them on a cluster. The oracle is `prefix_replay`'s:
+infinite caches, the same bound on the load. The last line is JSON.
 """
 
 import argparse
@@ -103,7 +104,7 @@ class Load:
         tally.by_slice.append(statistics.mean(tally.ttft_ms[before:] or [0.0]))
 
     def _address(self, arm: Arm) -> str:
-        if arm.name == "random":
+        if arm.name == "random_direct":
             return self._draws.choice(arm.addresses)
         self._turn += 1
         return arm.addresses[self._turn % len(arm.addresses)]

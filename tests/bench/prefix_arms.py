@@ -17,6 +17,12 @@ from tests.contract import engine_vllm
 
 REPLICAS, SEATS = 3, 16
 DIRECT = "forebay_direct_"
+POLICIES = {
+    "random": "random",
+    "round_robin": "round_robin",
+    "vllm_router": "cache_aware",
+}  # of vllm-router
+ALONE = ("random_direct", "round_robin_direct")  # the load generator's own choice, and no router
 SLACKS = (0, 512, 1024, 2048)
 ARMS = (
     "random",
@@ -24,6 +30,7 @@ ARMS = (
     "vllm_router",
     "forebay",
     "forebay_events",
+    *ALONE,
     *[f"{DIRECT}{slack}" for slack in SLACKS],
 )
 
@@ -122,11 +129,11 @@ async def started(
         async with gateway_subjects.process(argv, folder / f"{name}.log", env) as process:
             said: Any = await gateway_subjects.told(process, folder / f"{name}.log")
             yield Arm(name, [said["http"].removeprefix("http://")], said["token"], pids)
-    elif name == "vllm_router":
+    elif name in POLICIES:
         port = gateway_subjects.free_port()
         argv = [
             str(env_dir / "bin" / "vllm-router"), "--host", "127.0.0.1", "--port", str(port),
-            "--policy", "cache_aware", "--log-level", "warning", "--api-key", engine_vllm.SECRET,
+            "--policy", POLICIES[name], "--log-level", "warning", "--api-key", engine_vllm.SECRET,
             "--prometheus-port", str(gateway_subjects.free_port()),
             "--worker-urls", *[f"http://{address}" for address in addresses],
         ]  # fmt: skip

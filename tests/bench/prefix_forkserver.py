@@ -16,6 +16,8 @@ from engines.replica import secret
 from engines.vllm import arguments, forkserver, steps
 from scheduler.contracts import fleet
 
+_NICE = 10  # routers and callers share no cores with engines on a cluster
+
 
 def _open_health() -> None:
     permits = secret.SecretCheck._permits
@@ -63,6 +65,7 @@ def _time(folder: str) -> None:
 
 
 if __name__ == "__main__":
+    os.nice(_NICE)
     _open_health()
     if os.environ.get("FOREBAY_BENCH_EVENTS"):
         _tell(os.environ["FOREBAY_BENCH_EVENTS"], arguments.command_line)

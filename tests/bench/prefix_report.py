@@ -11,6 +11,8 @@ _NAMES = {
     "vllm_router": "vllm-router",
     "forebay": "Forebay",
     "forebay_events": "Forebay, hearing KV events",
+    "random_direct": "random, no router",
+    "round_robin_direct": "round-robin, no router",
     "forebay_direct_2048": "Forebay's choices, no hop",
 }
 
@@ -21,7 +23,7 @@ def tables(result: Mapping[str, Any]) -> str:
     head = (
         f"{there['date']}, {there['cpu']}, {there['cores']} cores, Linux {there['kernel']}, CPython "
         f"{there['python']}, load {result['load_average']:.1f} at the end; vLLM {result['versions']['vllm']} "
-        f"(CPU), vllm-router {result['versions']['vllm_router']} (`cache_aware`). "
+        f"(CPU), vllm-router {result['versions']['vllm_router']}. "
         f"{result['requests']} requests, {result['blocks']} KV blocks a replica, {result['at_once']} at once."
     )
     arms = list(result["ttft_ms_mean"])
