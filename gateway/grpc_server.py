@@ -9,12 +9,23 @@ from google.protobuf import message as protobuf
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from gateway import assembly, catalog, checks, error_map, grpc_embed, resolve, settings, sse
+from gateway import (
+    assembly,
+    catalog,
+    checks,
+    error_map,
+    grpc_embed,
+    grpc_endings,
+    resolve,
+    settings,
+    sse,
+)
 from scheduler.contracts import errors, frames, ids, quota, requests, tracing
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
 
 SERVICE = "forebay.v1.Inference"
 _METADATA_BYTES = 64 * 1024  # as of an HTTP head
+_UNREAD_BYTES = 64 * 1024  # of an answer that gRPC sends ahead of its reader, at the least
 Context = grpc.aio.ServicerContext[Any, Any]
 Asked = tuple[tuple[requests.Endpoint, dict[str, Any]], resolve.Wishes]
 _Answer = TypeVar("_Answer")
@@ -88,7 +99,7 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
         self, request: forebay_pb2.GenerateRequest, context: Context
     ) -> None:
         """Stream an answer."""
-        await _explained(context, lambda: self._generate(request, context))
+        await self._explained(context, lambda: self._generate(request, context))
 
     async def _checked(
         self, read: Callable[[], "Asked"], context: Context, request_id: ids.RequestId, name: str
@@ -137,6 +148,7 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
         except errors.ForebayError as error:
             error.limits = error.limits or stream.limits
             raise
+        self._ends()
         context.set_trailing_metadata(stream.limits)
         used = forebay_pb2.Usage(
             prompt_tokens=end.prompt_tokens,
@@ -168,7 +180,7 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
             context.set_trailing_metadata(whole.limits)
             return whole.response(end)
 
-        return await _explained(context, embed)
+        return await self._explained(context, embed)
 
     async def Cancel(  # noqa: N802 - the generated base class names it
         self, request: forebay_pb2.CancelRequest, context: Context
@@ -182,7 +194,7 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
             done = await self._gateway.path.cancel(request_id or "", caller)
             return forebay_pb2.CancelResponse(cancelled=done)
 
-        return await _explained(context, cancel)
+        return await self._explained(context, cancel)
 
     async def ListModels(  # noqa: N802 - the generated base class names it
         self, request: forebay_pb2.ListModelsRequest, context: Context
@@ -195,7 +207,25 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
                 models=[_info(model) for model in catalog.models(self._gateway.room, caller)]
             )
 
-        return await _explained(context, models)
+        return await self._explained(context, models)
+
+    async def _explained(self, context: Context, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """Run ``call``; its error becomes the status of the call. A cancellation passes."""
+        try:
+            answer = await call()
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            self._ends()
+            await _abort(context, error_map.known(error))
+        self._ends(answer.ByteSize() if isinstance(answer, protobuf.Message) else 0)
+        return answer
+
+    def _ends(self, size: int = 0) -> None:
+        """Let the call go if its client does not read the end of it, of ``size`` bytes."""
+        table = self._gateway.deps.settings
+        paced_s = (_UNREAD_BYTES + size) / table.body_bytes_per_s
+        grpc_endings.within(table.client_stall_s + paced_s)
 
     async def _caller(self, context: Context) -> requests.Caller:
         credential = _metadata(context).get("authorization")
@@ -328,16 +358,6 @@ class Served:
     async def leave(self) -> None:
         """Report NOT_SERVING, so that balancers go elsewhere."""
         await self._health.enter_graceful_shutdown()
-
-
-async def _explained(context: Context, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
-    """Run ``call``; its error becomes the status of the call. A cancellation passes."""
-    try:
-        return await call()
-    except grpc.aio.AbortError:
-        raise
-    except Exception as error:
-        await _abort(context, error_map.known(error))
 
 
 async def _abort(context: Context, error: errors.ForebayError) -> NoReturn:
