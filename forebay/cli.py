@@ -25,7 +25,7 @@ _INNER = (
     "gateway-worker",
 )  # started by `forebay gateway` with several workers
 _BODIES = {  # where each service's body is; loaded once it is asked for, with what it needs
-    "broker": "forebay.services:broker",
+    "broker": "forebay.broker_service:broker",
     "gateway": "forebay.doors:gateway",
     "batchd": "forebay.batch_service:batchd",
     "gateway-worker": "forebay.gateway_service:worker",

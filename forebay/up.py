@@ -95,7 +95,10 @@ def release(port: slurm.SlurmPort, cluster: str) -> list[ids.SlurmJobId]:
     leases = [
         job.job_id
         for job in port.jobs()
-        if job.stamp is not None and job.stamp.cluster == cluster and not job.state.final
+        if job.stamp is not None
+        and job.stamp.cluster == cluster
+        and job.user in port.users
+        and not job.state.final
     ]
     for job_id in leases:
         port.cancel(job_id)

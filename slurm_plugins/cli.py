@@ -10,6 +10,7 @@ from pathlib import Path
 from scheduler.contracts import ids, slurm
 from slurm_plugins import (
     find,
+    owner,
     parse_reservation,
     parse_sacct,
     parse_scontrol,
@@ -53,6 +54,7 @@ class CliClient:
         path: str | None = None,
     ) -> None:
         self._conf = conf
+        self.users = owner.names()
         self._timeout_s = timeout_s
         self._path = path if path is not None else os.environ.get("PATH", sbatch.DEFAULT_PATH)
         self._cluster = cluster

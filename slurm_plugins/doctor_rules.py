@@ -290,7 +290,7 @@ def _clean_up(survey: Survey) -> Iterator[Finding]:
         yield _conf(
             Severity.NOTE,
             "JobSubmitPlugins lacks lua",
-            "anybody may stamp a job as a lease; Forebay's job_submit.lua refuses that",
+            "anybody may give a job a lease's stamp; the broker leaves it alone, job_submit.lua refuses it",
             f"JobSubmitPlugins={plugins}",
         )
     if "Epilog" in survey.config and not survey.text("Epilog"):

@@ -6,7 +6,6 @@ that opened it: a broker that restarts finds them running.
 """
 
 import contextlib
-import getpass
 import logging
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from slurm_plugins import (
     embedded_runner,
     embedded_schedule,
     embedded_store,
+    owner,
     sbatch,
     stamp,
 )
@@ -59,6 +59,7 @@ class EmbeddedClient:
         clock: clocks.Clock | None = None,
     ) -> None:
         self.cluster = cluster
+        self.users = owner.names()
         self.shape = shape or embedded_schedule.Shape()
         self.kill_wait_s = kill_wait_s
         self._clock = clock or clocks.SystemClock()
@@ -109,7 +110,7 @@ class EmbeddedClient:
             state.jobs[job_id] = embedded_store.Record(
                 job_id=job_id,
                 spec=spec,
-                user=getpass.getuser(),
+                user=owner.name(),
                 comment=stamp.render(spec.stamp) if spec.stamp is not None else "",
                 time_limit_s=sbatch.minutes(spec.time_limit_s) * 60,
                 submitted_us=self._clock.wall_us(),

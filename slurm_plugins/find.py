@@ -24,6 +24,6 @@ def submitted(port: slurm.SlurmPort, spec: slurm.JobSpec, why: str) -> slurm.Sub
     except slurm.SlurmError as error:
         raise uncertain from error
     for job in jobs:
-        if job.stamp == spec.stamp:
+        if job.stamp == spec.stamp and job.user in port.users:  # anybody may copy a stamp
             return slurm.Submitted(job.job_id, job.cluster)
     raise uncertain

@@ -16,6 +16,7 @@ from scheduler.contracts import ids, slurm, times
 from slurm_plugins import (
     find,
     hostlist,
+    owner,
     parse_sacct,
     parse_squeue,
     sbatch,
@@ -74,6 +75,7 @@ class PyslurmClient:
     def __init__(self, conf: Path | None = None, *, cluster: str = "") -> None:
         self._pyslurm = _load(conf)
         self._cluster = cluster
+        self.users = owner.names()
 
     @property
     def cluster(self) -> str:
@@ -217,7 +219,7 @@ class PyslurmClient:
                 job_id=ids.SlurmJobId(job_id),
                 cluster=_read(raw, "cluster") or self.cluster,
                 name=_read(raw, "name"),
-                user=_read(raw, "user_name"),
+                user=_read(raw, "user_name") or str(raw.user_id),
                 account=_read(raw, "account"),
                 partition=_read(raw, "partition"),
                 state=reading.state,

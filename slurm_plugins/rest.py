@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from scheduler.contracts import ids, slurm
-from slurm_plugins import find, parse_reservation, parse_squeue, rest_versions, sbatch
+from slurm_plugins import find, owner, parse_reservation, parse_squeue, rest_versions, sbatch
 
 _GONE = ("invalid job id", "already completing or completed", "already finished")
 _NAME = re.compile(r"[A-Z0-9]{1,12}")
@@ -45,6 +45,7 @@ class RestClient:
         )
         self._url = url
         self._user = user
+        self.users = owner.names(user)
         self._token = token
         self._timeout_s = timeout_s
         self._cluster = cluster

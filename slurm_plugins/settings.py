@@ -30,6 +30,11 @@ class SlurmSettings:
     jwt_token_file: str = settings.setting(
         "", "A file with a ready token, read anew for each call; used where there is no key."
     )
+    service_users: list[str] = settings.setting(
+        [],
+        "More users whose jobs are taken for leases by their stamp, beside the one that Forebay's jobs run "
+        "as, such as the one that they ran as before.",
+    )
     call_timeout_s: float = settings.setting(
         20.0,
         "Time limit of one call; Slurm's own MessageTimeout is 10 s, so that it can answer first.",

@@ -19,6 +19,7 @@ class FakeSlurm:
 
     kind = "fake"
     excludes = True
+    users = frozenset({"forebay"})
 
     def __init__(self, time: clock.Clock, *, cluster: str = "alpha", auto: bool = True) -> None:
         self.time = time

@@ -312,6 +312,11 @@ class SlurmPort(Protocol):
         """The cluster's name, on every lease and record."""
         ...
 
+    @property
+    def users(self) -> frozenset[str]:
+        """Names (and numbers) of the user that jobs are submitted as; asks nobody."""
+        ...
+
     def versions(self) -> Versions:
         """Ask for both versions."""
         ...

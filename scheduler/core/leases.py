@@ -5,7 +5,7 @@ ends only when Slurm states a final state, or has not named it for several polls
 silent as well. Nothing here runs while Slurm does not answer.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from scheduler.contracts import fleet, ids, slurm
@@ -76,6 +76,23 @@ def follow(snap: snapshot.Snapshot, settings: Settings) -> Iterator[actions.Acti
         elif snap.cancels.get(job.job_id, CANCEL_AGAIN_S) >= CANCEL_AGAIN_S:
             why = f"lease {lease_id} has ended and been replaced, its job {job.job_id} has not"
             yield actions.CancelJob(lease_id, job.job_id, why)
+
+
+def ours(
+    jobs: Iterable[slurm.Job], users: Collection[str]
+) -> tuple[tuple[slurm.Job, ...], tuple[slurm.Job, ...]]:
+    """Return the jobs of Forebay's own users, and the open ones of others that bear a stamp all the same.
+
+    A comment is anybody's to write and to copy, and numbers begin anew where a controller lost its state:
+    neither makes somebody else's job a lease, to be followed, booked or cancelled.
+    """
+    mine, forged = [], []
+    for job in jobs:
+        if job.user in users:
+            mine.append(job)
+        elif job.stamp is not None and not job.state.final:
+            forged.append(job)
+    return tuple(mine), tuple(forged)
 
 
 def silent(held: snapshot.HeldLease, settings: Settings) -> bool:

@@ -59,6 +59,7 @@ class Parts:
         ledger: what callers asked for so far, which forecasts learn from.
         zone: whose clock the days of callers follow.
         write_off: where the last GPU time of a lease goes whose node died.
+        service_users: whose jobs may be leases, beside the user that `slurm` submits as.
     """
 
     options: settings.Settings
@@ -73,6 +74,7 @@ class Parts:
     ledger: ports.DemandLedger = dataclasses.field(default_factory=ports.NoLedger)
     zone: datetime.tzinfo = datetime.UTC
     write_off: writeoff.WriteOff = writeoff.nowhere
+    service_users: frozenset[str] = frozenset()
 
 
 class Leader:
@@ -91,7 +93,9 @@ class Leader:
             entries.Pauses(options.restart_backoff_s, options.restart_backoff_max_s),
             parts.time.monotonic(),
         )
-        self.poller = polling.Poller(parts.slurm, self.live, parts.time, options.slurm_poll_s)
+        self.poller = polling.Poller(
+            parts.slurm, self.live, parts.time, options.slurm_poll_s, parts.service_users
+        )
         self.applier = applier.Applier(
             self.live,
             parts.registry,

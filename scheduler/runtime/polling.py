@@ -4,7 +4,8 @@ import asyncio
 import logging
 from concurrent import futures
 
-from scheduler.contracts import clock, fleet, slurm
+from scheduler.contracts import clock, fleet, ids, slurm
+from scheduler.core import leases
 from scheduler.runtime import live
 
 log = logging.getLogger(__name__)
@@ -16,15 +17,29 @@ _Answer = tuple[tuple[slurm.Job, ...], tuple[slurm.Node, ...], tuple[slurm.Reser
 class Poller:
     """Asks Slurm for all jobs and nodes, one poll at a time, in a thread, never in the tick's way.
 
+    Args:
+        port: Slurm.
+        picture: is given what Slurm says of Forebay's own jobs; nobody else's job is a lease.
+        time: for when polls are due.
+        every_s: seconds between two polls while nothing moves.
+        users: whose jobs are Forebay's, beside the port's own user.
+
     Attributes:
         error: why the last poll got no answer, "" if it did.
         unread: why reservations are as they were last read, "" if they are new.
     """
 
     def __init__(
-        self, port: slurm.SlurmPort, picture: live.Live, time: clock.Clock, every_s: float
+        self,
+        port: slurm.SlurmPort,
+        picture: live.Live,
+        time: clock.Clock,
+        every_s: float,
+        users: frozenset[str] = frozenset(),
     ) -> None:
         self._port = port
+        self._users = port.users | users
+        self._forged: frozenset[ids.SlurmJobId] = frozenset()  # what was warned of
         self._live = picture
         self._time = time
         self._every_s = every_s
@@ -72,7 +87,9 @@ class Poller:
             self._reserved_due = began + RESERVED_S
         if kept is not None:
             self._live.reservations = kept
-        self._live.absorb_poll(jobs, nodes, began)
+        mine, forged = leases.ours(jobs, self._users)
+        self._warn(forged)
+        self._live.absorb_poll(mine, nodes, began)
 
     async def close(self) -> None:
         """Leave the poll under way, if there is one."""
@@ -80,6 +97,17 @@ class Poller:
             self._running.cancel()
             await asyncio.wait([self._running])
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _warn(self, forged: tuple[slurm.Job, ...]) -> None:
+        """Say once of each job of somebody else that bears a stamp that it is left alone."""
+        for job in forged:
+            if job.job_id not in self._forged:
+                log.warning(
+                    "job %s of user %s bears a lease's stamp and is left alone: leases run as %s; "
+                    "if it is one, add the user to [slurm] service_users",
+                    job.job_id, job.user or "?", ", ".join(sorted(self._users)),
+                )  # fmt: skip
+        self._forged = frozenset(job.job_id for job in forged)
 
     def _ask(self, reserved: bool) -> _Answer:
         """Ask for all in one go: reservations only if they are due."""

@@ -40,6 +40,7 @@ def test_a_lease_runs_with_its_gpus_and_its_environment_alone(subject: Subject) 
     job = subject.until(submitted.job_id, running)
     assert submitted.cluster == job.cluster == subject.port.cluster
     assert (job.name, job.stamp, job.gpus) == (spec.name, spec.stamp, 2)
+    assert job.user in subject.port.users
     assert (len(job.nodes), job.partition, job.time_limit_s) == (1, "serve", 600)
     assert 0 < job.submitted_us <= job.started_us
     assert job.ended_us == 0

@@ -10,19 +10,19 @@ import pytest
 from forebay import (
     admission_service,
     batch_service,
+    broker_service,
     cli,
     doors,
     gateway_service,
     installation,
     lifeline,
-    services,
     sinks,
 )
 from gateway import settings as gateway_settings
 
 
 def test_each_service_has_its_body() -> None:
-    assert cli.service("broker") is services.broker
+    assert cli.service("broker") is broker_service.broker
     assert cli.service("gateway") is doors.gateway
     assert cli.service("batchd") is batch_service.batchd
     assert cli.service("gateway-worker") is gateway_service.worker
@@ -34,7 +34,7 @@ def test_each_service_has_its_body() -> None:
     ("module", "not_needed"),
     [
         ("batch_service", "fastapi uvicorn duckdb pyarrow apscheduler"),
-        ("services", "fastapi uvicorn"),
+        ("broker_service", "fastapi uvicorn"),
         ("doors", "fastapi uvicorn duckdb pyarrow"),
     ],
 )

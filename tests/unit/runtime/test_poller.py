@@ -1,10 +1,15 @@
 """The leader's look at Slurm: what one bad answer keeps it from, and what not."""
 
+import dataclasses
+
 import pytest
 
-from scheduler.contracts import clock, slurm
+from scheduler.contracts import clock, ids, slurm
 from scheduler.runtime import entries, live, polling
 from tests import fakeslurm
+
+STAMP = slurm.Stamp("alpha", ids.LeaseId("l-1"), "serve", "forebay")
+SPEC = slurm.JobSpec("lease", "", ("serve",), 600, "/dev/null", "/", stamp=STAMP)
 
 
 async def test_a_reservation_that_can_not_be_read_hides_no_job(
@@ -57,4 +62,31 @@ async def test_whatever_goes_wrong_what_was_read_before_is_not_slurms_word_of_no
     assert len(caplog.messages) == 1
     await poller.poll()
     assert (picture.jobs, poller.error) == ((), "")
+    await poller.close()
+
+
+async def test_somebody_elses_job_is_no_lease_whatever_its_comment_says(
+    fake_clock: clock.FakeClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where Slurm has no job_submit.lua anybody can copy a stamp out of squeue."""
+    port = fakeslurm.FakeSlurm(fake_clock)
+    ours = port.add(SPEC)
+    before = dataclasses.replace(ours, job_id=ids.SlurmJobId("7"), user="forebay-old")
+    forged = dataclasses.replace(ours, job_id=ids.SlurmJobId("8"), user="mallory")
+    over = dataclasses.replace(forged, state=slurm.JobState.FAILED)
+    plain = dataclasses.replace(forged, job_id=ids.SlurmJobId("9"), stamp=None)
+    named = [over, plain, before, ours]
+    monkeypatch.setattr(port, "jobs", lambda: tuple(named))
+    picture = live.Live(1, "alpha", entries.Pauses(1, 60), fake_clock.monotonic())
+    poller = polling.Poller(port, picture, fake_clock, 1.0, frozenset({"forebay-old"}))
+    await poller.poll()
+    assert picture.jobs == (before, ours)
+    assert caplog.messages == []
+    named[0] = forged
+    for _ in range(2):
+        await poller.poll()
+    assert picture.jobs == (before, ours)
+    (said,) = caplog.messages
+    assert "job 8 of user mallory" in said
+    assert "run as forebay, forebay-old" in said
     await poller.close()

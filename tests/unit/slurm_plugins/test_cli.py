@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from scheduler.contracts import ids, slurm
-from slurm_plugins import cli, stamp
+from slurm_plugins import cli, owner, stamp
 
 STAMP = slurm.Stamp("alpha", ids.LeaseId("l-0123456789ab"), "serve", "physics")
 CONFIG = "Configuration data as of 2026\nClusterName             = alpha\nSLURM_VERSION = 22.05.8\n"
 LEASE = {
     "job_id": 17, "job_state": "RUNNING", "comment": stamp.render(STAMP), "name": "lease",
     "cluster": "alpha", "tres_alloc_str": "cpu=1,gres/gpu=4", "nodes": "n[1-2]", "start_time": 5,
-    "end_time": 9, "time_limit": 10, "exit_code": 0,
+    "end_time": 9, "time_limit": 10, "exit_code": 0, "user_name": owner.name(),
 }  # fmt: skip
 
 
@@ -77,6 +77,27 @@ def test_l1_without_an_answer_the_stamp_is_looked_up(commands: Commands, answer:
     commands.add("squeue", _version_or(_jobs(LEASE)))
     assert commands.port(1.0).submit(_spec()).job_id == "17"
     assert commands.count("sbatch") == 1
+
+
+def test_a_stamp_that_somebody_else_has_copied_is_not_what_was_submitted(
+    commands: Commands,
+) -> None:
+    commands.add("sbatch", "true")
+    copied = {**LEASE, "job_id": 16, "user_name": "mallory"}
+    commands.add("squeue", _version_or(_jobs(copied)))
+    with pytest.raises(slurm.SubmitUncertain):
+        commands.port().submit(_spec())
+    commands.add("squeue", _version_or(_jobs(copied, LEASE)))
+    assert commands.port().submit(_spec()).job_id == "17"
+
+
+def test_a_user_goes_by_name_and_by_number_where_there_is_no_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert owner.names("root") == {"root", "0"}
+    assert owner.names("nobody-of-that-name") == {"nobody-of-that-name"}
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000_000)
+    assert owner.names() == {"4000000000"}
 
 
 @pytest.mark.parametrize("stamped", [STAMP, None])

@@ -36,7 +36,8 @@ def _client(handler: Handler, version: str = "0.0.45", **options: Any) -> rest.R
 
 
 def _lease(version: str = "0.0.45") -> dict[str, Any]:
-    return {"job_id": 17, "job_state": ["RUNNING"], "comment": stamp.render(STAMP), "nodes": "n1"}
+    told = {"job_id": 17, "job_state": ["RUNNING"], "nodes": "n1", "user_name": "broker"}
+    return {**told, "comment": stamp.render(STAMP)}
 
 
 def test_the_newest_common_version_is_taken() -> None:

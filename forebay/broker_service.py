@@ -25,6 +25,7 @@ from scheduler.runtime import apart, config, loop, serving
 from scheduler.runtime import broker as brokers
 from scheduler.runtime import settings as scheduler_settings
 from scheduler.runtime.registry import database
+from slurm_plugins import settings as slurm_settings
 
 log = logging.getLogger(__name__)
 _COMPACT_S = 600.0
@@ -92,6 +93,7 @@ async def broker(here: installation.Installation, told: doors.Told) -> None:
         ledger=demand.Ledger(here.state, port.cluster),
         zone=_zone(here.config.table(scheduler_settings.Settings).zone),
         write_off=write_off,
+        service_users=frozenset(here.config.table(slurm_settings.SlurmSettings).service_users),
     )
     periodic = (
         loop.Periodic("ship usage", books.ship_every_s, ship),
