@@ -119,6 +119,13 @@ class BatchJobsSettings:
         unit="s",
         least=0,
     )
+    nice: int = setting(
+        5,
+        "The runner leaves the processor to others on its machine by so much, as nice(1) does: the gateway "
+        "and the broker beside it serve people.",
+        least=0,
+        most=19,
+    )
     poll_s: float = setting(
         0.25,
         "How often the runner looks for new jobs, cancellations and limits; one short query each.",

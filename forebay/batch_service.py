@@ -14,13 +14,15 @@ from scheduler.runtime.registry import database
 
 async def batchd(here: installation.Installation, told: doors.Told) -> None:
     """Run the batch runner until SIGTERM; lines in flight are left to the next one."""
+    options = here.config.table(batch_settings.BatchJobsSettings)
+    os.nice(options.nice)
     jobs = batch_store.Store(database.Database(here.registry_url()))
     await asyncio.to_thread(jobs.migrate)
     url = os.environ.get("FOREBAY_URL") or doors.address(here.state)["http"]
     try:
         await lifeline.until_term(
             daemon.serve(
-                here.config.table(batch_settings.BatchJobsSettings),
+                options,
                 store=jobs,
                 state_dir=here.state,
                 gateway_url=url,

@@ -1,8 +1,9 @@
 """Interactive time to first token with batch and without, taken in turn, and where the difference goes.
 
 The shared replica is alone: the other nodes are drained, so that no other engine runs on this machine's
-cores, as none would on a GPU node's. Batch is kept off the model (`fctl hold`) for the quiet turns. Callers
-come in the same numbers and at the same pace in both.
+cores, as none would on a GPU node's, and it leaves them to gateway and callers first, as on nodes of their
+own. Batch is kept off the model (`fctl hold`) for the quiet turns. Callers come in the same numbers and at
+the same pace in both.
 """
 
 import dataclasses
@@ -59,6 +60,7 @@ class Turns:
         """Return both arms after so many turns each; the one that comes first changes each round."""
         arms = {name: Arm() for name in ARMS}
         since_us = time.time_ns() // 1_000
+        self._house.give_way()
         for number in range(rounds):
             for name in ARMS if number % 2 == 0 else reversed(ARMS):
                 self._turn(name, arms[name])
