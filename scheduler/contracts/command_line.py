@@ -8,8 +8,15 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Collection, Sequence
-from typing import Any, NoReturn, TextIO
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NoReturn, TextIO, TypeVar
+
+UNANSWERED = 75  # exit code: nobody answered, so nobody knows; as sendmail's EX_TEMPFAIL
+_EACH_S = 0.5
+_PATIENCE_S = 60.0  # a gateway that restarts is no reason to give up
+
+T = TypeVar("T")
 
 
 class CommandError(Exception):
@@ -69,6 +76,35 @@ def run(prog: str, body: Any, *, err: TextIO | None = None) -> int:
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the reader has left; be quiet
         return 141
+
+
+def patiently(
+    ask: Callable[[], T],
+    pause: Callable[[float], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> T:
+    """Ask again for a minute, the time of answers that never came included; returns the answer.
+
+    Args:
+        ask: asks; it must do no harm to ask twice.
+        pause: waits for so many seconds.
+        clock: seconds that only grow.
+
+    Raises:
+        CommandError: there was none; where nobody answered its code is `UNANSWERED`.
+    """
+    failing_s = 0.0
+    while True:
+        began = clock()
+        try:
+            return ask()
+        except CommandError as error:
+            failing_s += clock() - began + _EACH_S
+            if failing_s >= _PATIENCE_S:
+                if isinstance(error, Unanswered):
+                    error.code = UNANSWERED
+                raise
+            pause(_EACH_S)
 
 
 def printable(text: str) -> str:

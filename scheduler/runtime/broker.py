@@ -368,6 +368,7 @@ class Leader:
                 "targets": telling.wanted(self.wanted),
                 "tick_ms": round((now - began) * 1000, 2),
                 "slurm": self.poller.error or "answers",
+                "reports_refused": self.live.reports_refused,
             },
         }
         await asyncio.to_thread(

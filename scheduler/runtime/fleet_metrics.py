@@ -50,12 +50,19 @@ class _Fleet(collecting.Collector):
             "Leases that a successor has replaced before their walltime.",
             value=float(rolled.get("leases", 0)),
         )
+        broker = self._registry.journal.fact("broker")
+        refused = core.CounterMetricFamily(
+            "forebay_gateway_reports_refused",
+            "Reports of gateways that the leading broker could not take; its log says why.",
+            value=float(broker.body.get("reports_refused", 0) if broker else 0),
+        )
         return [
             _gauge("forebay_leases", "Leases that are open.", ("kind", "state"), leases),
             _gauge("forebay_lease_gpus", "GPUs that leases hold.", ("kind", "state"), gpus),
             _gauge("forebay_replicas", "Replicas that live.", ("model", "state"), replicas),
             twice,
             replaced,
+            refused,
         ]
 
 

@@ -40,6 +40,7 @@ class Live(absorbing.Absorbing):
 
     Attributes:
         settled: false while a new leader waits for agents to come back.
+        reports_refused: reports of gateways that could not be taken.
     """
 
     def __init__(self, epoch: int, cluster: str, pauses: entries.Pauses, now: float) -> None:
@@ -47,6 +48,7 @@ class Live(absorbing.Absorbing):
         self.cluster = cluster
         self.started = now
         self.settled = False
+        self.reports_refused = 0
         self.ended: dict[ids.LeaseId, None] = {}  # in the order of their ends
         self.cancels: dict[ids.SlurmJobId, float] = {}
         self.deployments: tuple[snapshot.Deployment, ...] = ()

@@ -1,8 +1,10 @@
 """fctl rollout and rollback: a new version in steps, and back."""
 
+import functools
 import json
 import re
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 from urllib import parse
 
@@ -41,7 +43,9 @@ def add(commands: Any) -> None:
         "--gate", action="store_true", help="wait for fctl gate before the second step"
     )
     made.add_argument(
-        "--wait", action="store_true", help="follow it to its last step; exit 1 if it is taken back"
+        "--wait",
+        action="store_true",
+        help="follow it to its last step; exit 1 if it is taken back, 75 if no gateway answers for a minute",
     )
     made.set_defaults(act=_rollout)
     back = commands.add_parser("rollback", help="take a rollout back: requests go where they went")
@@ -81,24 +85,53 @@ def _rollout(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> in
         command_line.print_json(answer, out)
     else:
         command_line.say(f"{args.model} {args.version}: {answer['state']}, {_steps(answer)}", out)
-    return _follow(args, api, out) if args.wait else 0
+    if not args.wait:
+        return 0
+    return follow(args.model, args.version, api=api, out=out, quiet=args.json)
 
 
-def _follow(args: Any, api: ports.Api, out: TextIO) -> int:
+def follow(
+    model: str,
+    version: str,
+    *,
+    api: ports.Api,
+    out: TextIO,
+    quiet: bool = False,
+    pause: Callable[[float], None] = time.sleep,
+) -> int:
+    """Follow a rollout until nothing more comes of itself; return 0, or 1 if it was taken back.
+
+    Args:
+        model: whose rollout.
+        version: the one that it moves requests to; another one is another rollout.
+        api: the gateway; one that restarts meanwhile is asked again for a minute.
+        out: where each change is printed.
+        quiet: nothing on ``out``.
+        pause: waits for so many seconds.
+
+    Raises:
+        command_line.CommandError: nobody answered for a minute (code `command_line.UNANSWERED`), or
+            somebody has begun another rollout of the model.
+    """
+    ask = functools.partial(api.call, "GET", "/admin/rollouts")
     told = ""
     while True:
-        found = api.call("GET", "/admin/rollouts").json["rollouts"]
-        one = next(each for each in found if each["model"] == args.model)
+        found = command_line.patiently(ask, pause).json["rollouts"]
+        one = next((each for each in found if each["model"] == model), None)
+        if one is None or one["version"] != version:
+            now = f"that of {one['version']}" if one else "none"
+            raise command_line.CommandError(
+                f"{model} {version}: this rollout is no more, now there is {now}: see `fctl rollout`"
+            )
         line = f"{one['percent']} %: {one['outcome'] or one['state']}: {one['reason']}"
-        if line != told:
-            told = line
-            if not args.json:
-                command_line.say(line, out)
+        if line != told and not quiet:
+            command_line.say(line, out)
+        told = line
         if one["state"] == "over":
             return 0 if one["outcome"] == "done" else 1
         if one.get("stays"):  # with --percent, or steps below 100: nothing more comes of itself
             return 0
-        time.sleep(_LOOK_S)
+        pause(_LOOK_S)
 
 
 def _show(args: Any, api: ports.Api, out: TextIO) -> int:

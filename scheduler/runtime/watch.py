@@ -1,14 +1,16 @@
 """The broker's side of the gateways' link: demand comes in, the fleet's newest view goes out."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-from scheduler.contracts import clock, wire, wire_told
+from scheduler.contracts import clock, observed, wire, wire_told
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
 from scheduler.runtime import agents, guard, live, settings, snapshots
 
+log = logging.getLogger(__name__)
 COALESCE_S = 0.05  # agents report each 200 ms: no gateway needs more than every fourth of that
 
 
@@ -56,21 +58,21 @@ class Fleet(control_pb2_grpc.FleetServicer):
             await asyncio.gather(reader, return_exceptions=True)
 
     async def _read(self, reports: AsyncIterator[pb.GatewayReport], gone: asyncio.Event) -> None:
-        gateway_id, me = "", object()
+        gateway_id, me, odd = "", object(), ""
         try:
             async for report in reports:
                 gateway_id = report.gateway_id
                 self._links[gateway_id] = me
-                demand = {item.model: wire_told.demand_from_pb(item) for item in report.demand}
-                now = self._time.monotonic()
-                self._live.trials.extend(wire_told.trial_from_pb(item) for item in report.trials)
-                self._live.shadows.note(
-                    self._live.routes,
-                    [wire_told.copied_from_pb(item) for item in report.copies],
-                    [wire_told.dropped_from_pb(item) for item in report.copies_dropped],
-                )
-                self._live.absorb_demand(gateway_id, demand, now)
-                self._live.gateways.heard(gateway_id, report.admission, now)
+                self._live.gateways.heard(gateway_id, report.admission, self._time.monotonic())
+                try:
+                    self._take(report)
+                    odd = ""
+                except Exception as error:
+                    # The next report is whole again; without the link the gateway would lose its view too.
+                    self._live.reports_refused += 1
+                    if str(error) != odd:
+                        log.exception("gateway %s: a report is left out", gateway_id)
+                    odd = str(error)
         finally:
             # Else it has come back before the end of this link was seen.
             if self._links.get(gateway_id) is me:
@@ -78,6 +80,18 @@ class Fleet(control_pb2_grpc.FleetServicer):
                 self._live.forget_gateway(gateway_id)
                 self._live.gateways.left(gateway_id, self._time.monotonic())
             gone.set()
+
+    def _take(self, report: pb.GatewayReport) -> None:
+        """Take a report, all that is in it or nothing."""
+        demand: dict[str, observed.Demand] = {
+            item.model: wire_told.demand_from_pb(item) for item in report.demand
+        }
+        trials = [wire_told.trial_from_pb(item) for item in report.trials]
+        copies = [wire_told.copied_from_pb(item) for item in report.copies]
+        dropped = [wire_told.dropped_from_pb(item) for item in report.copies_dropped]
+        self._live.absorb_demand(report.gateway_id, demand, self._time.monotonic())
+        self._live.trials.extend(trials)
+        self._live.shadows.note(self._live.routes, copies, dropped)
 
     def _view(self) -> pb.FleetView:
         """Return the newest view's message, encoded once for all gateways."""

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from scheduler.contracts import fleet, ids, slurm
+from scheduler.contracts import fleet, ids, observed, slurm, wire_told
 from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.contracts.v1 import control_pb2_grpc
 from scheduler.core import actions
@@ -62,6 +62,45 @@ async def test_nonsense_ends_its_own_link_and_nothing_else(site: brokersite.Site
         agent.connect(leader.address, guard.token(site.folder))
         await site.settle(leader)
         assert site.running() == before
+
+
+async def test_a_gateways_report_that_can_not_be_taken_ends_nothing_and_is_counted(
+    site: brokersite.Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended the link in silence: the gateway lost its view and came back to the same end."""
+    taken = wire_told.trial_from_pb
+
+    def odd(message: pb.Trial) -> observed.Trial:
+        if message.model == "odd":
+            raise KeyError("a word that nobody knows")
+        return taken(message)
+
+    monkeypatch.setattr(wire_told, "trial_from_pb", odd)
+    async with site.lead() as leader, brokersite.channel(leader.address) as channel:
+        await site.settle(leader)
+        stub = control_pb2_grpc.FleetStub(channel)
+        call = stub.Watch(metadata=guard.metadata(guard.token(site.folder)))
+
+        async def report(waiting: int, *models: str) -> None:
+            demand = pb.Demand(model="chat", waiting={"interactive": waiting})
+            trials = [pb.Trial(model=model, version="v1") for model in models]
+            await call.write(pb.GatewayReport(gateway_id="g1", demand=[demand], trials=trials))
+
+        async with asyncio.timeout(10):
+            await report(1)
+            assert (await call.read()).epoch == leader.live.epoch
+            await report(2, "chat", "odd")
+            await report(2, "odd")
+            await report(3, "chat")
+            while leader.live.demand["g1"][1]["chat"].waiting != {"interactive": 3}:
+                await leader.live.heard.wait()
+        assert leader.live.reports_refused == 2
+        assert [trial.model for trial in leader.live.trials] == [
+            "chat"
+        ]  # all of a report, or nothing
+        (said,) = [line for line in caplog.messages if "left out" in line]
+        assert "gateway g1" in said
+        call.cancel()
 
 
 async def test_the_newer_of_two_links_of_a_lease_counts(site: brokersite.Site) -> None:
