@@ -35,7 +35,8 @@ seat of all three busy. Then callers come at once, and every trial waits until b
 - Time to first token, {seat_callers} callers at once: first with the shared replica alone (the other nodes
   drained, so that no other engine runs on these cores, as none would on a GPU node's): five crowds with
   batch held off the model (`fctl hold`), five with it, and so on, each first in turn, one crowd each
-  {pace_s:g} s in both, its processes at nice {nice} in both (a GPU node's gateway is elsewhere); with prompts of a few words and with prompts of {words} random words, which no
+  {pace_s:g} s in both, and in both its processes run at nice {nice} (an engine on a GPU node has no gateway
+  beside it); with prompts of a few words and with prompts of {words} random words, which no
   prefix cache holds. Then, in rung 0's trials, with batch on all three replicas.
 - Rung 0, {seat_callers} callers: the shared replica aborts its youngest batch sequences. Decision: from
   the request's arrival to its dispatch. Ready: from the order to the abort until the seat is free, by
