@@ -338,7 +338,7 @@ class Billing:
         if first <= cuts[0]:
             first = max(0, cuts[0] - reports.LONGEST_REQUEST_US)
         with self._books.reading(first, cuts[-1]) as reading:
-            taken = quantities.take(reading, cuts, known, weights, rolled_us)
+            taken = quantities.take(reading, cuts, known, weights, rolled_us, _TOLD)
             used = [
                 bill.Used(names[each.period], *_who(each.owner), each.use, each.micro, each.amount)
                 for each in taken.amounts
@@ -370,8 +370,10 @@ class Billing:
         return tuple(bill.line_of(row) for row in pq.read_table(io.BytesIO(data)).to_pylist())
 
 
+_TOLD = ("team", "user", "model", "tier")  # bills do not tell clusters and endpoints apart
+
+
 def _who(owner: Sequence[str]) -> tuple[str, str, str, str]:
-    """Return a bill's team, user, model and tier; bills do not tell clusters and endpoints apart."""
     _, team, user, model, tier, _ = owner
     return team, user, model, tier
 

@@ -82,7 +82,10 @@ class UsageCounters(registry.Collector):
         counts: dict[_Key, int] = {}
         with self._books.reading(rolled_us) as reading:
             cuts = [0, books.MAX_US]
-            for each in quantities.take(reading, cuts, rates.Rates(), None, rolled_us).amounts:
+            told = "team", "model"
+            for each in quantities.take(
+                reading, cuts, rates.Rates(), None, rolled_us, told
+            ).amounts:
                 _, team, _, model, _, _ = each.owner
                 key = team, model, each.use.value
                 counts[key] = counts.get(key, 0) + each.amount

@@ -7,14 +7,26 @@ which their request arrived, GPU time to the moment at which it was held.
 import bisect
 import dataclasses
 import datetime
+import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import duckdb
 
-from accounting import books, gpu_sums, manifest, rates, reports, rollup, schema, shares, tokens
+from accounting import (
+    books,
+    gpu_sums,
+    manifest,
+    rates,
+    reports,
+    rollup,
+    runs,
+    schema,
+    shares,
+    tokens,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,7 +35,8 @@ class Amount:
 
     Attributes:
         period: which of the periods that were asked for.
-        owner: values of `reports.OWNER`: cluster, team, user, model, tier, endpoint.
+        owner: values of `reports.OWNER`: cluster, team, user, model, tier, endpoint; of tokens "" for
+            those that `take` was not asked to tell apart.
         micro: price in micro-units for `rates.Use.per`.
         amount: tokens or GPU-µs.
     """
@@ -177,6 +190,7 @@ def take(
     known: rates.Rates,
     weights: reports.Weights | None,
     rolled_us: int = 0,
+    told: Collection[str] = reports.OWNER,
 ) -> Taken:
     """Return what was used in the periods between ``cuts``.
 
@@ -186,22 +200,29 @@ def take(
         known: the rates.
         weights: how GPU time is shared out; None: tokens alone.
         rolled_us: up to when tokens are taken from the rollups where the borders allow it; 0: nowhere.
+        told: names of `reports.OWNER` by which amounts of tokens are told apart. A month has hundreds of
+            thousands of owners and days, and each amount is a Python object: ask for no more than is used.
 
     Raises:
         rollup.Busy, duckdb.Error: the rollups can't be read (only with ``rolled_us``).
     """
+    priced = ("model", "tier") if known.all else ()
+    keys = tuple(name for name in reports.OWNER if name in told or name in priced)
     fine = sorted({*cuts, *known.changes(cuts[0], cuts[-1])})
     period_of = [bisect.bisect_right(cuts, start) - 1 for start in fine[:-1]]
     found: list[Amount] = []
     owners: dict[tuple[str, ...], tuple[str, ...]] = {}  # one object for all of an owner's days
+    price_of = functools.cache(known.price)
     unread: list[str] = []
-    for row in _tokens(reading.records, fine, rolled_us, unread):
-        owner, piece = tuple(row[name] for name in reports.OWNER), row["piece"]
-        owner = owners.setdefault(owner, owner)
-        for use in rates.TOKENS:
-            if row[use.value]:
-                price = known.price(row["model"], row["tier"], use, fine[piece])
-                found.append(Amount(period_of[piece], owner, use, price, int(row[use.value])))
+    for piece, values, amounts in _tokens(reading.records, fine, rolled_us, keys, unread):
+        if values not in owners:
+            who = dict(zip(keys, values, strict=True))
+            owners[values] = tuple(who.get(name, "") for name in reports.OWNER)
+        owner = owners[values]
+        for use, amount in zip(rates.TOKENS, amounts, strict=True):
+            if amount:
+                price = price_of(owner[_MODEL], owner[_TIER], use, fine[piece])
+                found.append(Amount(period_of[piece], owner, use, price, int(amount)))
     nobodys: dict[tuple[int, str], int] = {}
     found_shares: Sequence[gpu_sums.Share] = ()
     problems: tuple[str, ...] = ()
@@ -211,7 +232,7 @@ def take(
         period = period_of[piece]
         for owner, amount in share.attributed.items():
             who = dict(zip(reports.OWNER, owner, strict=True))
-            price = known.price(who["model"], who["tier"], rates.Use.GPU, fine[piece])
+            price = price_of(who["model"], who["tier"], rates.Use.GPU, fine[piece])
             found.append(Amount(period, owner, rates.Use.GPU, price, amount))
         for what in ("idle", "starting", "waste"):
             if amount := getattr(share, what):
@@ -219,42 +240,41 @@ def take(
     return Taken(found, nobodys, (*unread, *problems))
 
 
-_NAMES = ", ".join(f'"{name}"' for name in reports.OWNER)
-_SUMS = (
-    "sum(uncached_prompt_tokens) AS uncached_prompt, sum(cached_prompt_tokens) AS cached_prompt, "
-    "sum(output_tokens) AS output"
-)
+_MODEL, _TIER = reports.OWNER.index("model"), reports.OWNER.index("tier")
+_Tokens = Iterator[tuple[int, tuple[str, ...], Sequence[int]]]
 
 
 def _tokens(
-    records: books.Books, cuts: Sequence[int], rolled_us: int, problems: list[str]
-) -> Iterator[dict[str, Any]]:
-    """Yield what was used in each piece between the cuts; adds to ``problems`` what can't be read."""
+    records: books.Books,
+    cuts: Sequence[int],
+    rolled_us: int,
+    keys: tuple[str, ...],
+    problems: list[str],
+) -> _Tokens:
+    """Yield what was used in each piece between the cuts; adds to ``problems`` what can't be read.
+
+    Yields:
+        The piece, the values of ``keys``, and the amounts of `rates.TOKENS`; an owner may come several times.
+    """
     rolled, pieces = parted(cuts, rolled_us)
     if rolled:
-        yield from _rolled(records, rolled)
+        yield from _rolled(records, rolled, keys)
     if not pieces:
         return
     spans = [(begin, end) for _, begin, end in pieces]
-    taken = tokens.take(records, spans, reports.OWNER)
+    taken = tokens.take(records, spans, keys)
     problems += taken.problems
-    for each in taken.sums:
-        yield {
-            "piece": pieces[each.span][0],
-            **dict(zip(reports.OWNER, each.keys, strict=True)),
-            rates.Use.UNCACHED.value: each.uncached_prompt_tokens,
-            rates.Use.CACHED.value: each.cached_prompt_tokens,
-            rates.Use.OUTPUT.value: each.output_tokens,
-        }
+    for span, values, *amounts in taken.sums:
+        yield pieces[span][0], tuple(values), amounts
 
 
-def _rolled(records: books.Books, pieces: Sequence[Stretch]) -> Iterator[dict[str, Any]]:
+def _rolled(records: books.Books, pieces: Sequence[Stretch], keys: tuple[str, ...]) -> _Tokens:
+    by = rollup.quoted(("piece", *keys))
+    sums = ", ".join(f"sum({name})" for name in runs.SUMS)
     with rollup.sums(records.state_dir, [(begin, end) for _, begin, end in pieces]) as session:
         answer = session.execute(
-            f"SELECT piece, {_NAMES}, {_SUMS} FROM usage_sums "  # noqa: S608 - column names of ours
-            f"WHERE payer = 'team' GROUP BY piece, {_NAMES}"
+            f"SELECT {by}, {sums} FROM usage_sums WHERE payer = 'team' GROUP BY {by}"  # noqa: S608 - ours
         )
-        names = [column[0] for column in answer.description]
         while rows := answer.fetchmany(_AT_ONCE):
             for row in rows:
-                yield {**dict(zip(names, row, strict=True)), "piece": pieces[row[0]][0]}
+                yield pieces[row[0]][0], row[1 : 1 + len(keys)], row[1 + len(keys) :]

@@ -192,7 +192,8 @@ class _Usage:
             known = self._billing.price_list()
 
             def made(rolled_us: int) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-                taken = quantities.take(reading, cuts, known, self._weights, rolled_us)
+                told = summaries.told(by, asked.scope, asked.wanted)
+                taken = quantities.take(reading, cuts, known, self._weights, rolled_us, told)
                 if idle == "use":
                     taken = quantities.share_idle(taken)
                 rows = summaries.summary(
@@ -209,9 +210,8 @@ class _Usage:
             rows, unread = quantities.with_rollups(reading, cuts[0], made)
             answer = self._answer(asked, rows, reading)
             problems = _once((*reading.problems, *unread))
-            whole = summaries.holds_nobodys(asked.scope, asked.wanted)
-            currency = self._billing.currency
-            return {**answer, "problems": problems, "currency": currency, "whole": whole}
+            more = {"problems": problems, "currency": self._billing.currency}
+            return {**answer, **more, "whole": summaries.holds_nobodys(asked.scope, asked.wanted)}
 
     def waste(self, asked: _Asked, unit: str, tz: str) -> dict[str, Any]:
         if not summaries.holds_nobodys(asked.scope, asked.wanted):

@@ -47,7 +47,7 @@ def summary(
         asked: filters; `jobs` and `outcomes` are not used.
         by: a key of `GROUPS`.
         cuts: borders of the periods, ascending.
-        taken: what was used in these periods, at which price.
+        taken: what was used in these periods, at which price; told apart by `told` at least.
         rolled_us: up to when counts are taken from the rollups where the borders allow it; 0: nowhere.
 
     Raises:
@@ -82,6 +82,18 @@ def summary(
         {"start_us": cuts[period], "end_us": cuts[period + 1], "what": what or "used", **row}
         for (period, what, _), row in sorted(rows.items(), key=lambda item: item[0])
     ]
+
+
+def told(by: str, scope: reports.Scope, asked: reports.Filter) -> tuple[str, ...]:
+    """Return the names of an owner that a summary looks at: its groups, and what it leaves out by."""
+    asking = {
+        "team": scope.team is not None or asked.teams,
+        "user": scope.user is not None or asked.users,
+        "model": asked.models,
+        "tier": asked.tiers,
+        "cluster": asked.clusters,
+    }
+    return (*GROUPS[by], *(name for name, needed in asking.items() if needed))
 
 
 def holds_nobodys(scope: reports.Scope, asked: reports.Filter) -> bool:

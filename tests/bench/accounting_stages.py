@@ -76,8 +76,9 @@ def report(records: books.Books, first_us: int, last_us: int) -> list[tuple[Any,
     with records.reading(first_us, last_us) as reading:
 
         def made(rolled_us: int) -> list[dict[str, Any]]:
-            taken = quantities.take(reading, cuts, rates.Rates(), None, rolled_us)
             everything = reports.Scope(), reports.Filter()
+            told = summaries.told("team", *everything)
+            taken = quantities.take(reading, cuts, rates.Rates(), None, rolled_us, told)
             return summaries.summary(
                 reading, *everything, by="team", cuts=cuts, taken=taken, rolled_us=rolled_us
             )

@@ -66,7 +66,8 @@ def reported(state: Path) -> list[Any]:
             def work(
                 rolled_us: int, reading: books.Reading = reading, by: str = by, cuts: Any = cuts
             ) -> list[dict[str, Any]]:
-                taken = quantities.take(reading, cuts, rates.Rates(), None, rolled_us)
+                told = summaries.told(by, reports.Scope(), reports.Filter())
+                taken = quantities.take(reading, cuts, rates.Rates(), None, rolled_us, told)
                 return summaries.summary(
                     reading, reports.Scope(), reports.Filter(),
                     by=by, cuts=cuts, taken=taken, rolled_us=rolled_us,
@@ -107,6 +108,57 @@ def test_a_late_row_is_in_the_next_report_although_no_pass_has_seen_it(tmp_path:
     assert reported(tmp_path) == live
     rolled(tmp_path)
     assert reported(tmp_path) == live
+
+
+PRICED = rates.Rates(
+    [
+        rates.Rate("*", "batch", rates.Use.OUTPUT, 7_001, 0),
+        rates.Rate("*", "interactive", rates.Use.OUTPUT, 11_003, MIDNIGHT + DAY + HOUR // 3),
+    ]
+)
+ASKED = [
+    (reports.Scope(), reports.Filter(), rates.Rates(), ["team"]),
+    (reports.Scope(), reports.Filter(), PRICED, ["team", "model", "tier"]),
+    (reports.Scope("red", "ann"), reports.Filter(), rates.Rates(), ["team", "user"]),
+    (reports.Scope("red"), reports.Filter(users=("bob",)), rates.Rates(), ["team", "user"]),
+    (
+        reports.Scope(), reports.Filter(models=("m1", "none"), tiers=("batch",)), PRICED,
+        ["team", "model", "tier"],
+    ),
+    (reports.Scope(), reports.Filter(clusters=("none",)), rates.Rates(), ["cluster", "team"]),
+]  # fmt: skip
+
+
+def test_a_report_asks_for_no_more_owners_than_it_looks_at_and_says_the_same(
+    tmp_path: Path,
+) -> None:
+    """Whoever asks and whatever is left out: owners that are told apart for nothing change no row."""
+    write(tmp_path, made(9))
+    rolled(tmp_path)
+    cuts = [MIDNIGHT + n * DAY for n in range(5)]
+    with books.Books(tmp_path).reading(cuts[0], cuts[-1]) as reading:
+        for scope, asked, known, names in ASKED:
+            told = summaries.told("team", scope, asked)
+            for rolled_us in (0, quantities.rolled_until(tmp_path)):
+                few, many = (
+                    quantities.take(reading, cuts, known, None, rolled_us, each)
+                    for each in (told, reports.OWNER)
+                )
+                rows = [
+                    summaries.summary(
+                        reading, scope, asked, by="team", cuts=cuts, taken=each, rolled_us=rolled_us
+                    )
+                    for each in (few, many)
+                ]
+                assert rows[0] == rows[1]
+                used = {
+                    name
+                    for each in few.amounts
+                    for name, value in zip(reports.OWNER, each.owner, strict=True)
+                    if value
+                }
+                assert used == set(names)
+                assert len(few.amounts) < len(many.amounts)
 
 
 async def test_whole_days_are_not_read_from_the_rows(tmp_path: Path) -> None:
