@@ -2,9 +2,10 @@
 
 A compaction sorts attempts by who pays for what (`KEYS`), so that those of one owner stand in a row. How many
 do is kept in the file's own Parquet metadata: numbers of rows, and for each key whose they are. A sum over
-rows then reads numbers alone and no texts, and the runs by those keys that it is asked for. Runs say nothing
-that the rows don't: the writer compares them with what it reads back, the file's SHA-256 covers both, and
-a reader counts rows first.
+rows then reads numbers alone and no texts, and the runs by those keys that it is asked for. They are kept
+by all keys, and by the first of them, which bills ask for: a few hundred runs where the others are thousands.
+Runs say nothing that the rows don't: the writer compares them with what it reads back, the file's SHA-256
+covers both, and a reader counts rows first.
 """
 
 import base64
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 KEYS = ("payer", "cluster", "team", "model", "tier", "endpoint", "version", "adapter", "user")
+BILLED = KEYS[:5]
 NAME = b"forebay.owner_runs:"  # begins the names of entries, one for each key and one for the rows
 _ROWS = "rows"
 _KINDS = ("<i1", "<i2", "<i4")
@@ -45,6 +47,12 @@ class Runs:
     begins: Any
     rows: int
     owners: Mapping[str, tuple[Any, Any]]
+
+    def by(self, names: Sequence[str]) -> "Runs":
+        """Return the runs by some of the keys."""
+        return dataclasses.replace(
+            self, owners={each: self.owners[each] for each in names}
+        ).joined()
 
     def joined(self) -> "Runs":
         """Return neighbours that have one owner as one run."""
@@ -78,20 +86,32 @@ def found(rows: Any, names: Sequence[str], same: Mapping[str, str]) -> Runs:
 
 
 def kept(groups: Sequence[Runs]) -> dict[bytes, bytes]:
-    """Return the runs of a file's row groups as its metadata; empty if they are too many to keep."""
-    names = list(groups[0].owners)
+    """Return the runs of a file's row groups as its metadata, without those that are too many to keep.
+
+    Args:
+        groups: the runs of each, by `KEYS`.
+    """
+    found: dict[bytes, bytes] = {}
+    for keys in (BILLED, KEYS):
+        texts = _texts([each.by(keys) for each in groups], keys)
+        if sum(map(len, texts.values())) <= _MOST_BYTES:
+            found |= texts
+    return found
+
+
+def _texts(groups: Sequence[Runs], keys: Sequence[str]) -> dict[bytes, bytes]:
     whole = pa.concat_tables(
-        pa.table({name: pa.DictionaryArray.from_arrays(*each.owners[name]) for name in names})
+        pa.table({name: pa.DictionaryArray.from_arrays(*each.owners[name]) for name in keys})
         for each in groups
     ).unify_dictionaries()
     counts = np.concatenate([np.diff(each.begins, append=each.rows) for each in groups])
-    found = {_entry(_ROWS): {**_packed(counts), "groups": [len(each.begins) for each in groups]}}
-    for name in names:
+    rows = {**_packed(counts), "groups": [len(each.begins) for each in groups]}
+    found = {_entry(keys, _ROWS): rows}
+    for name in keys:
         chunks = whole[name].chunks  # a row group each
         codes = np.concatenate([chunk.indices.to_numpy() for chunk in chunks])
-        found[_entry(name)] = {**_packed(codes), "words": chunks[0].dictionary.to_pylist()}
-    texts = {name: json.dumps(each).encode() for name, each in found.items()}
-    return texts if sum(map(len, texts.values())) <= _MOST_BYTES else {}
+        found[_entry(keys, name)] = {**_packed(codes), "words": chunks[0].dictionary.to_pylist()}
+    return {name: json.dumps(each).encode() for name, each in found.items()}
 
 
 def stored(about: Any, names: Sequence[str]) -> list[Runs] | None:
@@ -105,10 +125,11 @@ def stored(about: Any, names: Sequence[str]) -> list[Runs] | None:
         Damaged: they are not of these rows.
     """
     texts = about.metadata or {}
-    if not all(_entry(name) in texts for name in (*names, _ROWS)):
+    keys = BILLED if set(names) <= set(BILLED) else KEYS
+    if not all(_entry(keys, name) in texts for name in (*names, _ROWS)):
         return None
     try:
-        made = _read(texts, names)
+        made = _read(texts, keys, names)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise Damaged(f"its runs of owners can't be read ({error})") from error
     rows = [about.row_group(number).num_rows for number in range(about.num_row_groups)]
@@ -117,12 +138,13 @@ def stored(about: Any, names: Sequence[str]) -> list[Runs] | None:
     return made
 
 
-def _read(texts: Mapping[bytes, bytes], names: Sequence[str]) -> list[Runs]:
-    told = json.loads(texts[_entry(_ROWS)])
+def _read(texts: Mapping[bytes, bytes], keys: Sequence[str], names: Sequence[str]) -> list[Runs]:
+    told = json.loads(texts[_entry(keys, _ROWS)])
     counts, borders = _unpacked(told), np.cumsum([0, *told["groups"]])
     if borders[-1] != len(counts) or counts.min() < 1:
         raise ValueError("runs without rows")
-    owners = {name: _codes_of(json.loads(texts[_entry(name)]), len(counts)) for name in names}
+    told_of = {name: json.loads(texts[_entry(keys, name)]) for name in names}
+    owners = {name: _codes_of(each, len(counts)) for name, each in told_of.items()}
     made = []
     for first, last in itertools.pairwise(borders.tolist()):
         ends = np.cumsum(counts[first:last], dtype=np.int64)
@@ -131,8 +153,8 @@ def _read(texts: Mapping[bytes, bytes], names: Sequence[str]) -> list[Runs]:
     return made
 
 
-def _entry(name: str) -> bytes:
-    return NAME + name.encode()
+def _entry(keys: Sequence[str], name: str) -> bytes:
+    return NAME + f"{len(keys)}:{name}".encode()
 
 
 def _packed(numbers: Any) -> dict[str, Any]:
@@ -162,14 +184,15 @@ def check(path: Path) -> None:
         Damaged: they differ.
     """
     with pq.ParquetFile(path, read_dictionary=list(KEYS)) as file:
-        for number, its in enumerate(stored(file.metadata, KEYS) or ()):
-            rows = file.read_row_group(number, columns=list(KEYS), use_threads=False)
-            seen = found(rows, KEYS, {})
-            if not np.array_equal(its.begins, seen.begins) or _texts(its) != _texts(seen):
-                raise Damaged(f"{path}: its runs of owners are not those of its rows")
+        for keys in (BILLED, KEYS):
+            for number, its in enumerate(stored(file.metadata, keys) or ()):
+                rows = file.read_row_group(number, columns=list(keys), use_threads=False)
+                seen = found(rows, keys, {})
+                if not np.array_equal(its.begins, seen.begins) or _words(its) != _words(seen):
+                    raise Damaged(f"{path}: its runs of owners are not those of its rows")
 
 
-def _texts(runs: Runs) -> dict[str, Any]:
+def _words(runs: Runs) -> dict[str, Any]:
     return {name: words.take(pa.array(codes)) for name, (codes, words) in runs.owners.items()}
 
 

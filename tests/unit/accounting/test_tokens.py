@@ -360,7 +360,12 @@ def test_a_file_whose_runs_are_not_those_of_its_rows_is_named_and_not_summed(
 )
 def test_runs_that_cannot_be_read_are_named(told: bytes, tmp_path: Path) -> None:
     one_day(tmp_path)
-    noted = {owner_runs.NAME + name.encode(): told for name in (*owner_runs.KEYS, "rows")}
+    names = [
+        f"{len(keys)}:{name}"
+        for keys in (owner_runs.KEYS, owner_runs.BILLED)
+        for name in (*keys, "rows")
+    ]
+    noted = {owner_runs.NAME + name.encode(): told for name in names}
     rewritten(tmp_path, lambda table: table.replace_schema_metadata(noted))
     found = tokens.take(books.Books(tmp_path), SPANS, KEYS)
     assert found.sums == []
