@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 
-from gateway import bodies, dependencies, metrics, replica, requestpath, waiting
+from gateway import apart, bodies, dependencies, metrics, replica, requestpath, waiting
 from gateway.admission import rooms
 
 
@@ -18,6 +18,7 @@ class Gateway:
     path: requestpath.RequestPath
     metrics: metrics.Metrics
     bodies: bodies.Bodies
+    apart: apart.Apart
 
 
 @contextlib.asynccontextmanager
@@ -29,7 +30,8 @@ async def running(deps: dependencies.Dependencies) -> AsyncIterator[Gateway]:
     async with replica.Client(deps.settings) as client, rooms.joined(deps) as admission:
         path = requestpath.RequestPath(deps, admission.room, client, numbers)
         room = bodies.Bodies(deps.settings.bodies_limit)
-        gateway = Gateway(deps, admission.room, path, numbers, room)
+        large = apart.Apart()
+        gateway = Gateway(deps, admission.room, path, numbers, room, large)
         runs = [*(run() for run in admission.runs), path.run(), client.watch(deps.fleet)]
         if admission.own is not None:
             runs.append(rooms.report(deps, admission.own, numbers))
@@ -47,6 +49,7 @@ async def running(deps: dependencies.Dependencies) -> AsyncIterator[Gateway]:
             yield gateway
         finally:
             stopping = True
+            large.close()
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)

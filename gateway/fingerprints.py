@@ -10,6 +10,7 @@ The hash is XXH3, at a tenth of blake2b's cost a byte. It is no cryptographic on
 collide sends their own requests to the wrong replica, where the engine's own cache compares tokens.
 """
 
+import array
 import itertools
 import marshal
 from collections.abc import Mapping
@@ -111,8 +112,12 @@ def _bytes(value: Any) -> bytes:
     if isinstance(value, list):
         if value and isinstance(value[0], int):
             try:
-                return (" ".join(map("{:x}".format, value)) + " ").encode()
-            except (TypeError, ValueError):  # ids are checked, parts of a message are not
+                return array.array("I", value).tobytes()
+            except (
+                TypeError,
+                ValueError,
+                OverflowError,
+            ):  # ids are checked, parts of a message are not
                 return _packed(value)
         return b"".join([_part(each) for each in value])
     return _packed(value)

@@ -102,12 +102,18 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
         await self._explained(context, lambda: self._generate(request, context))
 
     async def _checked(
-        self, read: Callable[[], "Asked"], context: Context, request_id: ids.RequestId, name: str
+        self,
+        read: Callable[[], "Asked"],
+        size: int,
+        context: Context,
+        request_id: ids.RequestId,
+        name: str,
     ) -> requests.InferenceRequest:
         """Return the request that ``read`` finds in a message; one that is none is counted.
 
         Args:
             read: called once it is known who asks.
+            size: of the message, in bytes.
             context: the call's.
             request_id: the request's.
             name: of the call, in the log.
@@ -116,8 +122,7 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
             arrived_us = self._gateway.deps.clock.wall_us()
             metadata = _metadata(context)
             caller = await self._caller(context)
-            (endpoint, body), wanted = read()
-            checks.check(endpoint, body)
+            (endpoint, body), wanted = await self._gateway.apart.do(size, lambda: _judged(read))
             wanted = dataclasses.replace(
                 wanted,
                 caller_request_id=metadata.get("x-request-id", "")[: resolve.MAX_ID_CHARS] or None,
@@ -139,7 +144,7 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
             asked = _readable(message)
             return openai_body(asked), wishes(asked)
 
-        checked = await self._checked(read, context, request_id, "grpc Generate")
+        checked = await self._checked(read, _size(message), context, request_id, "grpc Generate")
         # Sent at once, so that a request that waits can be cancelled by its id.
         await context.send_initial_metadata(tuple(error_map.named(request_id).items()))
         stream = _Stream(context)
@@ -169,7 +174,7 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
                 message = _readable(request)
                 return grpc_embed.openai_body(message), grpc_embed.wishes(message)
 
-            checked = await self._checked(read, context, request_id, "grpc Embed")
+            checked = await self._checked(read, _size(request), context, request_id, "grpc Embed")
             await context.send_initial_metadata(tuple(error_map.named(request_id).items()))
             whole = grpc_embed.Whole()
             try:
@@ -218,7 +223,7 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
         except Exception as error:
             self._ends()
             await _abort(context, error_map.known(error))
-        self._ends(answer.ByteSize() if isinstance(answer, protobuf.Message) else 0)
+        self._ends(_size(answer) if isinstance(answer, protobuf.Message) else 0)
         return answer
 
     def _ends(self, size: int = 0) -> None:
@@ -321,6 +326,16 @@ def _readable(asked: _Message | errors.BadRequest) -> _Message:
     """Return the message; raises the error that stands in its place."""
     if isinstance(asked, errors.BadRequest):
         raise asked
+    return asked
+
+
+def _size(asked: protobuf.Message | errors.BadRequest) -> int:
+    return asked.ByteSize() if isinstance(asked, protobuf.Message) else 0
+
+
+def _judged(read: Callable[[], Asked]) -> Asked:
+    asked = read()
+    checks.check(*asked[0])
     return asked
 
 

@@ -3,6 +3,8 @@
 What FastAPI does for every other route is done here by hand, in one task and with few awaits.
 """
 
+from typing import Any
+
 from gateway import assembly, checks, error_map, exchange, heads, line_outlet, resolve
 from scheduler.contracts import frames, ids, requests
 
@@ -33,6 +35,7 @@ class HotPath:
         self._clock = gateway.deps.clock
         self._limit = gateway.deps.settings.body_limit
         self._bodies = gateway.bodies
+        self._apart = gateway.apart
         self._extra = gateway.deps.settings.extra_fields
         self.limits = gateway.deps.settings
         self.doors = heads.Doors(self.limits)
@@ -65,8 +68,7 @@ class HotPath:
         credential = await self._authenticator.authenticate(asked.header(b"authorization"))
         raw = await asked.read(self._limit, self._bodies)
         arrived_us = self._clock.wall_us()
-        body = checks.parse(raw)
-        checks.check(asked.endpoint, body, self._extra)
+        body = await self._apart.do(len(raw), lambda: self._judged(asked.endpoint, raw))
         headers = {
             _HEARD[name]: value.decode("latin-1")
             for name, value in reversed(asked.headers)
@@ -87,3 +89,8 @@ class HotPath:
             raw,
         )
         return resolve.request(source, self._gateway.room.view(), ids.RequestId(ids.uuid7()))
+
+    def _judged(self, endpoint: requests.Endpoint, raw: bytes) -> dict[str, Any]:
+        body = checks.parse(raw)
+        checks.check(endpoint, body, self._extra)
+        return body
