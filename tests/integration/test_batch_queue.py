@@ -1,9 +1,7 @@
 """The queue at work: who starts when, what is put back, answers as they come, and as Parquet."""
 
 import asyncio
-import dataclasses
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +10,19 @@ import pytest
 
 from batch_jobs import daemon, dependencies, intake, model, parquet, results
 from scheduler.contracts import clock
+from tests.integration import batch_stage
 from tests.unit.batch_jobs import world
 
-
-@dataclasses.dataclass
-class Stage:
-    state_dir: Path
-    store: world.TellingStore
-    gateway: world.ScriptedGateway
-    api: world.AppApi
-
-    async def submit(self, data: bytes, **wish: Any) -> int:
-        return await asyncio.to_thread(self.api.submit, data, **wish)
-
-    def runner(self, **changes: Any) -> Any:
-        options = dataclasses.replace(world.QUICK, **changes)
-        return world.daemon_running(self.store, self.state_dir, self.gateway.url, options)
-
-
-@pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    store = world.open_store(tmp_path)
-    async with world.ScriptedGateway().running() as gateway:
-        yield Stage(tmp_path, store, gateway, world.AppApi(store, tmp_path))
-    store.close()
+stage = batch_stage.stage  # the fixture
 
 
 def lines(prefix: str, count: int) -> bytes:
     return b"".join(world.line(f"{prefix}{n}") for n in range(count))
 
 
-async def test_jobs_start_when_those_that_they_wait_for_have_ended(stage: Stage) -> None:
+async def test_jobs_start_when_those_that_they_wait_for_have_ended(
+    stage: batch_stage.Stage,
+) -> None:
     order: list[str] = []
 
     async def note(custom_id: str) -> None:
@@ -64,7 +44,7 @@ async def test_jobs_start_when_those_that_they_wait_for_have_ended(stage: Stage)
     assert "".join(order) == "aaabde"
 
 
-async def test_a_job_waits_for_one_of_slurms(stage: Stage) -> None:
+async def test_a_job_waits_for_one_of_slurms(stage: batch_stage.Stage) -> None:
     standing = {4711: dependencies.Fate.RUNNING}
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -93,7 +73,7 @@ async def test_a_job_waits_for_one_of_slurms(stage: Stage) -> None:
     await asyncio.wait({task})
 
 
-async def test_an_arrays_tasks_run_within_its_limit(stage: Stage) -> None:
+async def test_an_arrays_tasks_run_within_its_limit(stage: batch_stage.Stage) -> None:
     running: set[str] = set()
     peak = 0
 
@@ -117,7 +97,9 @@ async def test_an_arrays_tasks_run_within_its_limit(stage: Stage) -> None:
     assert running == set("abcd")
 
 
-async def test_a_job_that_is_put_back_keeps_what_it_has_and_goes_on(stage: Stage) -> None:
+async def test_a_job_that_is_put_back_keeps_what_it_has_and_goes_on(
+    stage: batch_stage.Stage,
+) -> None:
     stage.gateway.stuck = {f"a{n}" for n in range(5, 10)}
     job_id = await stage.submit(lines("a", 10))
     async with stage.runner():
@@ -131,7 +113,7 @@ async def test_a_job_that_is_put_back_keeps_what_it_has_and_goes_on(stage: Stage
     assert len(world.file_lines(stage.state_dir, job_id, results.OUTPUT)) == 10
 
 
-async def test_one_team_does_not_take_every_line(stage: Stage) -> None:
+async def test_one_team_does_not_take_every_line(stage: batch_stage.Stage) -> None:
     seen: list[int] = []
 
     async def note(custom_id: str) -> None:
@@ -144,7 +126,7 @@ async def test_one_team_does_not_take_every_line(stage: Stage) -> None:
     assert max(seen) <= 3
 
 
-async def test_one_job_at_a_time_runs_by_priority_and_says_why(stage: Stage) -> None:
+async def test_one_job_at_a_time_runs_by_priority_and_says_why(stage: batch_stage.Stage) -> None:
     order: list[str] = []
 
     async def note(custom_id: str) -> None:
@@ -159,7 +141,7 @@ async def test_one_job_at_a_time_runs_by_priority_and_says_why(stage: Stage) -> 
     assert "".join(order) == "bbaa"
 
 
-async def test_answers_are_followed_as_they_come(stage: Stage) -> None:
+async def test_answers_are_followed_as_they_come(stage: batch_stage.Stage) -> None:
     stage.gateway.stuck = {"a3"}
     (stage.state_dir / "r.jsonl").write_bytes(lines("a", 4))
     async with stage.runner():
@@ -180,14 +162,14 @@ async def test_answers_are_followed_as_they_come(stage: Stage) -> None:
     assert sorted(ids) == ["a0", "a1", "a2"]
 
 
-async def _there(stage: Stage) -> bool:
+async def _there(stage: batch_stage.Stage) -> bool:
     async with asyncio.timeout(30):
         while stage.store.get(1) is None:  # noqa: ASYNC110 - another thread makes it
             await asyncio.sleep(0.01)
     return True
 
 
-async def test_answers_come_as_parquet(stage: Stage, tmp_path: Path) -> None:
+async def test_answers_come_as_parquet(stage: batch_stage.Stage, tmp_path: Path) -> None:
     job_id = await stage.submit(lines("a", 5) + b"bad\n", format="parquet")
     async with stage.runner():
         job = await stage.store.ended(job_id)
@@ -202,7 +184,7 @@ async def test_answers_come_as_parquet(stage: Stage, tmp_path: Path) -> None:
 
 
 async def test_cancelled_while_it_is_finalized_a_job_ends_once_with_whole_files(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: batch_stage.Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = results.build
 
@@ -220,7 +202,7 @@ async def test_cancelled_while_it_is_finalized_a_job_ends_once_with_whole_files(
 
 
 async def test_several_models_and_adapters_in_one_job_have_windows_of_their_own(
-    stage: Stage,
+    stage: batch_stage.Stage,
 ) -> None:
     """One answers none of its lines, and thousands of these stand before the others'."""
     slow = 5_000

@@ -2,53 +2,22 @@
 
 import asyncio
 import dataclasses
-import errno
 import json
 import os
 import pwd
-from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-import sqlalchemy.exc
 
-from batch_jobs import finishing, intake, journal, journal_writer, lines, model, results, runner
+from batch_jobs import intake, model, results
 from scheduler.contracts import errors
+from tests.integration import batch_stage
 from tests.unit.batch_jobs import world
 
-
-@dataclasses.dataclass
-class Stage:
-    state_dir: Path
-    store: world.TellingStore
-    gateway: world.ScriptedGateway
-    api: world.AppApi
-
-    async def submit(self, data: bytes, **wish: object) -> int:
-        return await asyncio.to_thread(self.api.submit, data, **wish)
-
-    async def run(self, data: bytes, **wish: object) -> model.BatchJob:
-        job_id = await self.submit(data, **wish)
-        async with world.daemon_running(self.store, self.state_dir, self.gateway.url):
-            return await self.store.ended(job_id)
-
-    def output(self, job_id: int) -> list[dict[str, Any]]:
-        return world.file_lines(self.state_dir, job_id, results.OUTPUT)
-
-    def errors(self, job_id: int) -> list[dict[str, Any]]:
-        return world.file_lines(self.state_dir, job_id, results.ERRORS)
+stage = batch_stage.stage  # the fixture
 
 
-@pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    store = world.open_store(tmp_path)
-    async with world.ScriptedGateway().running() as gateway:
-        yield Stage(tmp_path, store, gateway, world.AppApi(store, tmp_path))
-    store.close()
-
-
-async def test_every_line_is_answered_once_with_its_own_answer(stage: Stage) -> None:
+async def test_every_line_is_answered_once_with_its_own_answer(stage: batch_stage.Stage) -> None:
     job = await stage.run(world.many(200))
     assert job.state is model.State.COMPLETED
     assert job.counts == model.Counts(total=200, ok=200)
@@ -68,7 +37,7 @@ async def test_every_line_is_answered_once_with_its_own_answer(stage: Stage) -> 
     assert headers["Authorization"] == "Bearer service"
 
 
-async def test_results_come_in_input_order_if_asked(stage: Stage) -> None:
+async def test_results_come_in_input_order_if_asked(stage: batch_stage.Stage) -> None:
     async def late(custom_id: str) -> None:
         if custom_id == "c1":
             await released.wait()
@@ -81,7 +50,7 @@ async def test_results_come_in_input_order_if_asked(stage: Stage) -> None:
     assert [line["custom_id"] for line in stage.output(1)] == [f"c{n}" for n in [*range(1, 10), 11]]
 
 
-async def test_b2_three_bad_lines_cost_no_other_line(stage: Stage) -> None:
+async def test_b2_three_bad_lines_cost_no_other_line(stage: batch_stage.Stage) -> None:
     """B2: bad UTF-8, an over-long prompt and an array for an object fail alone, by their numbers."""
     rows = world.many(1000).splitlines(keepends=True)
     rows[2] = rows[2].replace(b"user", b"us\xffer")
@@ -100,7 +69,7 @@ async def test_b2_three_bad_lines_cost_no_other_line(stage: Stage) -> None:
     assert sum(stage.gateway.calls.values()) == 998
 
 
-async def test_b3_counts_agree_with_the_files(stage: Stage) -> None:
+async def test_b3_counts_agree_with_the_files(stage: batch_stage.Stage) -> None:
     """B3: counts are the lines of each file; a 4xx stands in the error file alone."""
     for bad in ("c2", "c8"):
         stage.gateway.script[bad] = [world.TOO_LONG]
@@ -112,7 +81,7 @@ async def test_b3_counts_agree_with_the_files(stage: Stage) -> None:
     assert all(line["error"] is None for line in stage.output(1))
 
 
-async def test_b3_all_lines_failed_leaves_no_output_file(stage: Stage) -> None:
+async def test_b3_all_lines_failed_leaves_no_output_file(stage: batch_stage.Stage) -> None:
     """B3: completed, no output file, and who waits for it hears that nothing came of it."""
     for n in range(1, 4):
         stage.gateway.script[f"c{n}"] = [world.TOO_LONG]
@@ -129,7 +98,7 @@ async def test_b3_all_lines_failed_leaves_no_output_file(stage: Stage) -> None:
     assert "0 of 3 lines answered, 3 failed" in said.err
 
 
-async def test_b6_preemptions_never_count_against_the_cap(stage: Stage) -> None:
+async def test_b6_preemptions_never_count_against_the_cap(stage: batch_stage.Stage) -> None:
     """B6: twelve preemptions and two real failures end well, and never held, under a cap of three."""
     stage.gateway.script["c1"] = [world.PREEMPTED] * 12 + [world.Reply(500, "internal")] * 2
     stage.gateway.script["c2"] = [world.SHED] * 12 + [world.CUT] * 2
@@ -148,7 +117,9 @@ async def test_b6_preemptions_never_count_against_the_cap(stage: Stage) -> None:
     assert {*told["c2"], *told["c3"]} == {None}
 
 
-async def test_a_line_that_fails_too_often_is_given_up_with_its_last_error(stage: Stage) -> None:
+async def test_a_line_that_fails_too_often_is_given_up_with_its_last_error(
+    stage: batch_stage.Stage,
+) -> None:
     stage.gateway.script["c2"] = [world.Reply(500, "internal")] * 99
     job = await stage.run(world.many(3))
     assert (job.counts.ok, job.counts.failed, job.counts.retried) == (2, 1, 4)
@@ -157,7 +128,7 @@ async def test_a_line_that_fails_too_often_is_given_up_with_its_last_error(stage
     assert error["message"] == "line 2: given up after 5 failures: said internal"
 
 
-async def test_a_line_that_loses_two_replicas_is_set_aside(stage: Stage) -> None:
+async def test_a_line_that_loses_two_replicas_is_set_aside(stage: batch_stage.Stage) -> None:
     stage.gateway.script["c1"] = [world.LOST] * 99
     stage.gateway.script["c3"] = [world.LOST]
     job = await stage.run(world.many(3))
@@ -169,7 +140,7 @@ async def test_a_line_that_loses_two_replicas_is_set_aside(stage: Stage) -> None
     assert "2 replicas were lost" in error["message"]
 
 
-async def test_cancel_ends_lines_in_flight_and_keeps_answers(stage: Stage) -> None:
+async def test_cancel_ends_lines_in_flight_and_keeps_answers(stage: batch_stage.Stage) -> None:
     stage.gateway.stuck = {f"c{n}" for n in range(11, 21)}
     job_id = await stage.submit(world.many(20))
     async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
@@ -183,7 +154,7 @@ async def test_cancel_ends_lines_in_flight_and_keeps_answers(stage: Stage) -> No
     assert stage.gateway.in_flight == 0
 
 
-async def test_a_pending_job_is_cancelled_without_a_run(stage: Stage) -> None:
+async def test_a_pending_job_is_cancelled_without_a_run(stage: batch_stage.Stage) -> None:
     job_id = await stage.submit(world.many(3), hold=True)
     stage.store.cancel(job_id, 1)
     async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
@@ -193,7 +164,7 @@ async def test_a_pending_job_is_cancelled_without_a_run(stage: Stage) -> None:
     assert not stage.gateway.calls
 
 
-async def test_time_limit_expires_what_is_open(stage: Stage) -> None:
+async def test_time_limit_expires_what_is_open(stage: batch_stage.Stage) -> None:
     stage.gateway.stuck = {"c2"}
     job = await stage.run(world.many(2), time_limit_s=1)
     assert job.state is model.State.TIMEOUT
@@ -202,7 +173,7 @@ async def test_time_limit_expires_what_is_open(stage: Stage) -> None:
     assert stage.errors(1)[0]["error"]["code"] == "batch_expired"
 
 
-async def test_held_and_later_jobs_wait_with_slurms_reasons(stage: Stage) -> None:
+async def test_held_and_later_jobs_wait_with_slurms_reasons(stage: batch_stage.Stage) -> None:
     held = await stage.submit(world.many(1), hold=True)
     later = await stage.submit(world.many(1), begin_us=4_000_000_000_000_000)
     now = await stage.submit(world.many(1))
@@ -216,7 +187,9 @@ async def test_held_and_later_jobs_wait_with_slurms_reasons(stage: Stage) -> Non
         assert (await stage.store.ended(held)).state is model.State.COMPLETED
 
 
-async def test_lines_that_find_no_room_are_offered_again_until_they_do(stage: Stage) -> None:
+async def test_lines_that_find_no_room_are_offered_again_until_they_do(
+    stage: batch_stage.Stage,
+) -> None:
     for n in range(1, 30):
         stage.gateway.script[f"c{n}"] = [world.SHED] * 3
     job = await stage.run(world.many(300))
@@ -225,7 +198,7 @@ async def test_lines_that_find_no_room_are_offered_again_until_they_do(stage: St
 
 
 async def test_a_fleet_without_room_is_offered_few_lines_again_and_not_all_in_turn(
-    stage: Stage,
+    stage: batch_stage.Stage,
 ) -> None:
     enough = asyncio.Event()
 
@@ -244,7 +217,7 @@ async def test_a_fleet_without_room_is_offered_few_lines_again_and_not_all_in_tu
     assert job.counts == model.Counts(total=300, ok=300)
 
 
-async def test_a_team_without_quota_says_so_and_slows_no_other(stage: Stage) -> None:
+async def test_a_team_without_quota_says_so_and_slows_no_other(stage: batch_stage.Stage) -> None:
     spent = world.Reply(429, errors.QuotaExceeded.code)
     stage.gateway.script = {f"c{n}": [spent] * 10_000 for n in range(1, 301)}
     poor = await stage.submit(world.many(300))
@@ -259,7 +232,7 @@ async def test_a_team_without_quota_says_so_and_slows_no_other(stage: Stage) -> 
     assert job.counts == model.Counts(total=300, ok=300)
 
 
-async def test_a_job_that_waits_for_its_teams_lines_says_so(stage: Stage) -> None:
+async def test_a_job_that_waits_for_its_teams_lines_says_so(stage: batch_stage.Stage) -> None:
     taken = asyncio.Event()
 
     async def note(custom_id: str) -> None:
@@ -277,7 +250,7 @@ async def test_a_job_that_waits_for_its_teams_lines_says_so(stage: Stage) -> Non
     assert (job.state, stage.gateway.peak) == (model.State.RUNNING, 2)
 
 
-async def test_a_small_job_is_not_starved_by_a_big_one(stage: Stage) -> None:
+async def test_a_small_job_is_not_starved_by_a_big_one(stage: batch_stage.Stage) -> None:
     order: list[str] = []
 
     async def note(custom_id: str) -> None:
@@ -295,17 +268,7 @@ async def test_a_small_job_is_not_starved_by_a_big_one(stage: Stage) -> None:
     assert last < 200
 
 
-async def test_a_job_whose_file_is_gone_fails_and_says_so(stage: Stage) -> None:
-    job_id = await stage.submit(world.many(2))
-    (intake.job_folder(stage.state_dir, job_id) / results.INPUT).unlink()
-    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
-        job = await stage.store.ended(job_id)
-    assert job.state is model.State.FAILED
-    assert job.reason == model.Reason.LAUNCH_FAILED
-    assert "gone" in job.detail
-
-
-async def test_a3_polling_a_finished_job_writes_nothing(stage: Stage) -> None:
+async def test_a3_polling_a_finished_job_writes_nothing(stage: batch_stage.Stage) -> None:
     job = await stage.run(world.many(5))
     folder = intake.job_folder(stage.state_dir, job.job_id)
 
@@ -323,7 +286,9 @@ async def test_a3_polling_a_finished_job_writes_nothing(stage: Stage) -> None:
     assert stage.store.must(job.job_id) == job
 
 
-async def test_results_are_published_under_the_pattern(stage: Stage, tmp_path: Path) -> None:
+async def test_results_are_published_under_the_pattern(
+    stage: batch_stage.Stage, tmp_path: Path
+) -> None:
     stage.gateway.script["c2"] = [world.TOO_LONG]
     stage.api.caller = dataclasses.replace(world.ALICE, user=_me())
     job = await stage.run(world.many(3), cwd=str(tmp_path), name="night", output="%x-%j.jsonl")
@@ -334,7 +299,7 @@ async def test_results_are_published_under_the_pattern(stage: Stage, tmp_path: P
 
 
 async def test_an_output_that_is_refused_fails_the_job_and_keeps_the_results(
-    stage: Stage, tmp_path: Path
+    stage: batch_stage.Stage, tmp_path: Path
 ) -> None:
     (tmp_path / "out.jsonl").symlink_to(tmp_path / "elsewhere")
     stage.api.caller = dataclasses.replace(world.ALICE, user=_me())
@@ -346,177 +311,9 @@ async def test_an_output_that_is_refused_fails_the_job_and_keeps_the_results(
     assert len(stage.output(1)) == 2
 
 
-async def test_a_full_disk_stops_dispatch_and_loses_nothing(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "_RETRY_S", 0.01)
-    real, refusals = journal_writer.Writer.commit, iter(range(20))
-
-    def commit(writer: journal_writer.Writer) -> None:
-        if stage.gateway.calls and next(refusals, None) is not None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(writer)
-
-    monkeypatch.setattr(journal_writer.Writer, "commit", commit)
-    job = await stage.run(world.many(50))
-    assert next(refusals, None) is None
-    assert job.counts == model.Counts(total=50, ok=50)
-    assert set(stage.gateway.calls.values()) == {1}
-    assert len(stage.output(1)) == 50
-
-
-async def test_a_file_that_can_not_be_read_now_holds_up_its_own_job_alone(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "_RETRY_S", 0.01)
-    real, refusals = results.read_input, iter(range(4))
-
-    def read(path: Path, *args: Any) -> Iterator[lines.RawLine]:
-        for raw in real(path, *args):
-            if path.parent.name == "1" and raw.number % 3 == 0 and next(refusals, None) is not None:
-                raise OSError(errno.EIO, "Input/output error")
-            yield raw
-
-    monkeypatch.setattr(results, "read_input", read)
-    first = await stage.submit(world.many(9))
-    other = await stage.submit(world.many(5))
-    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
-        counts = [(await stage.store.ended(job_id)).counts for job_id in (first, other)]
-    assert next(refusals, None) is None
-    assert counts == [model.Counts(total=9, ok=9), model.Counts(total=5, ok=5)]
-    assert sum(stage.gateway.calls.values()) == 14
-
-
-async def test_a_journal_that_can_not_be_opened_now_keeps_the_job_waiting(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, refusals = runner.open_journal, iter(range(3))
-
-    def refuse(job: model.BatchJob, folder: Path) -> journal_writer.Writer:
-        if next(refusals, None) is not None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(job, folder)
-
-    monkeypatch.setattr(runner, "open_journal", refuse)
-    job = await stage.run(world.many(3))
-    assert next(refusals, None) is None
-    assert job.counts == model.Counts(total=3, ok=3)
-
-
-async def test_a_job_that_could_not_be_started_lets_go_of_its_journal(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusals = iter(range(2))
-
-    def move(job: model.BatchJob, event: model.Event, **changes: Any) -> model.BatchJob:
-        if event is model.Event.START and next(refusals, None) is not None:
-            raise sqlalchemy.exc.OperationalError("update", {}, Exception("registry is down"))
-        return real_move(job, event, **changes)
-
-    real_move = stage.store.move
-    monkeypatch.setattr(stage.store, "move", move)
-    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
-        job = await stage.store.ended(await stage.submit(world.many(3)))
-    assert next(refusals, None) is None
-    assert job.counts == model.Counts(total=3, ok=3)
-
-
-async def test_a_move_whose_answer_was_lost_is_not_made_twice(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The registry's connection breaks behind each commit: the runner ended over the second try."""
-    lost: list[model.Event] = []
-
-    def move(job: model.BatchJob, event: model.Event, **changes: Any) -> model.BatchJob:
-        moved = real_move(job, event, **changes)
-        if event not in lost:
-            lost.append(event)
-            raise sqlalchemy.exc.OperationalError("update", {}, Exception("connection lost"))
-        return moved
-
-    real_move = stage.store.move
-    monkeypatch.setattr(stage.store, "move", move)
-    monkeypatch.setattr(finishing, "_AGAIN_S", 0.01)
-    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url) as task:
-        job = await stage.store.ended(await stage.submit(world.many(3)))
-        other = await stage.store.ended(await stage.submit(world.many(2)))
-        assert not task.done()
-    assert lost == [model.Event.START, model.Event.DRAINED, model.Event.PUBLISHED]
-    assert (job.counts.ok, other.counts.ok) == (3, 2)
-
-
-async def test_a_job_whose_refusals_rot_holds_up_no_other(stage: Stage) -> None:
-    bad = await stage.submit(world.many(2) + b"no json\n")
-    (intake.job_folder(stage.state_dir, bad) / intake.REJECTS).write_bytes(b'{"number": 1')
-    good = await stage.submit(world.many(3))
-    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
-        rotten, done = [await stage.store.ended(job_id) for job_id in (bad, good)]
-    assert (rotten.state, rotten.reason) == (model.State.FAILED, model.Reason.LAUNCH_FAILED)
-    assert f"{intake.REJECTS} is damaged" in rotten.detail
-    assert done.counts == model.Counts(total=3, ok=3)
-
-
-async def test_a_journal_that_rots_before_it_is_published_fails_the_job(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def rotten(*args: object) -> results.Built:
-        raise journal.JournalError("the journal is damaged at byte 99")
-
-    monkeypatch.setattr(results, "build", rotten)
-    job = await stage.run(world.many(3))
-    assert (job.state, job.reason) == (model.State.FAILED, model.Reason.LAUNCH_FAILED)
-    assert job.detail == "the journal is damaged at byte 99"
-
-
-async def test_running_jobs_go_on_while_the_registry_is_down(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusals = iter(range(10))
-
-    def down() -> None:
-        if stage.gateway.calls and next(refusals, None) is not None:
-            raise sqlalchemy.exc.OperationalError("select", {}, Exception("registry is down"))
-
-    def active() -> Sequence[model.BatchJob]:
-        down()
-        return real_active()
-
-    def move(job: model.BatchJob, event: model.Event, **changes: Any) -> model.BatchJob:
-        down()
-        return real_move(job, event, **changes)
-
-    real_active, real_move = stage.store.active, stage.store.move
-    monkeypatch.setattr(stage.store, "active", active)
-    monkeypatch.setattr(stage.store, "move", move)
-    monkeypatch.setattr(finishing, "_AGAIN_S", 0.01)
-    job = await stage.run(world.many(50))
-    assert next(refusals, None) is None
-    assert job.state is model.State.COMPLETED
-    assert job.counts.ok == 50
-
-
-async def test_e6_the_sites_proxy_is_not_for_the_gateway(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    job = await stage.run(world.many(5))
-    assert job.counts.ok == 5
-
-
-async def test_a_gateway_that_is_away_costs_no_line(stage: Stage) -> None:
-    job_id = await stage.submit(world.many(5))
-    async with world.daemon_running(stage.store, stage.state_dir, "http://127.0.0.1:1"):
-        job = await stage.store.until(job_id, lambda job: job.reason == model.Reason.RESOURCES)
-        assert job.state is model.State.RUNNING
-    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
-        job = await stage.store.ended(job_id)
-    assert job.counts == model.Counts(total=5, ok=5)
-
-
 @pytest.mark.parametrize(("bad", "code"), [([], 0), (["c2"], 1), (["c1", "c2", "c3"], 1)])
 async def test_b3_fbatch_wait_exits_with_the_worst_line(
-    stage: Stage, tmp_path: Path, bad: list[str], code: int
+    stage: batch_stage.Stage, tmp_path: Path, bad: list[str], code: int
 ) -> None:
     for custom_id in bad:
         stage.gateway.script[custom_id] = [world.TOO_LONG]
@@ -535,16 +332,3 @@ async def test_b3_fbatch_wait_exits_with_the_worst_line(
 
 def _me() -> str:
     return pwd.getpwuid(os.geteuid()).pw_name
-
-
-async def test_a_job_that_ended_since_the_look_is_left_alone(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The look's list is older than the end of a run: the job must not be ended a second time."""
-    job = await stage.run(world.many(3))
-    stale = dataclasses.replace(job, state=model.State.COMPLETING, ended_us=0)
-    looks = stage.store.active
-    monkeypatch.setattr(stage.store, "active", lambda: [stale, *looks()])
-    second = await stage.run(world.many(3))
-    assert second.state is model.State.COMPLETED
-    assert stage.store.must(job.job_id) == job

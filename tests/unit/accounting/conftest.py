@@ -8,9 +8,9 @@ _HERE = Path(__file__).parent
 _ASKING = {
     f"test_{name}"
     for name in (
-        "bad_days", "bill", "billing_commands", "commands", "compact", "demand", "desk", "dst",
-        "facct_names", "gpu_minutes", "lists", "public", "release", "rolled_bills", "rolled_reports",
-        "rolling", "routes", "ship", "statement", "tokens", "totals", "windows_of_days",
+        "bad_days", "bill", "billing_commands", "closing", "compact", "demand", "desk", "dst", "facct",
+        "facct_names", "freport", "gpu_minutes", "lists", "public", "release", "rolled_bills",
+        "rolled_reports", "rolling", "routes", "ship", "statement", "tokens", "totals", "windows_of_days",
     )
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 
 from accounting import facct, freport, spool, windows
 from scheduler.contracts import clock
-from tests.unit.accounting import samples, test_commands, world
+from tests.unit.accounting import commanding, samples, world
 
 HOUR_US = 3_600_000_000
 DAYS = [
@@ -30,7 +30,7 @@ def midnight(zone: str, date: str) -> int:
 @pytest.fixture(scope="module", params=DAYS, ids=lambda day: f"{day[0]}-{day[1]}")
 def day(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, str, int, test_commands.Gateway]:
+) -> tuple[str, str, int, commanding.Gateway]:
     """A row in every quarter of an hour, from a day before to a day after."""
     zone, date, hours = request.param
     state = tmp_path_factory.mktemp("state")
@@ -40,10 +40,10 @@ def day(
         at = first + number * HOUR_US // 4
         sink.append(samples.row("close", f"q{number}", started_us=at, output_tokens=1))
     sink.close()
-    return zone, date, hours, test_commands.Gateway(state, world.ADMIN)
+    return zone, date, hours, commanding.Gateway(state, world.ADMIN)
 
 
-def run(day: tuple[str, str, int, test_commands.Gateway], line: str) -> str:
+def run(day: tuple[str, str, int, commanding.Gateway], line: str) -> str:
     zone, date, _, api = day
     out, err = io.StringIO(), io.StringIO()
     prog, *argv = line.split()
@@ -56,7 +56,7 @@ def run(day: tuple[str, str, int, test_commands.Gateway], line: str) -> str:
 
 
 def test_a_local_day_has_its_own_rows_and_no_others(
-    day: tuple[str, str, int, test_commands.Gateway],
+    day: tuple[str, str, int, commanding.Gateway],
 ) -> None:
     _, date, hours, _ = day
     tomorrow = datetime.date.fromisoformat(date) + datetime.timedelta(days=1)
@@ -71,7 +71,7 @@ def test_a_local_day_has_its_own_rows_and_no_others(
 
 
 def test_hours_are_sixty_minutes_and_add_up_to_the_day(
-    day: tuple[str, str, int, test_commands.Gateway],
+    day: tuple[str, str, int, commanding.Gateway],
 ) -> None:
     _, date, hours, _ = day
     tomorrow = datetime.date.fromisoformat(date) + datetime.timedelta(days=1)
@@ -80,7 +80,7 @@ def test_hours_are_sixty_minutes_and_add_up_to_the_day(
     assert {row["end_us"] - row["start_us"] for row in rows} == {HOUR_US}
 
 
-def test_days_do_not_share_a_row(day: tuple[str, str, int, test_commands.Gateway]) -> None:
+def test_days_do_not_share_a_row(day: tuple[str, str, int, commanding.Gateway]) -> None:
     _, date, hours, _ = day
     at = datetime.date.fromisoformat(date)
     one = datetime.timedelta(days=1)
@@ -92,7 +92,7 @@ def test_days_do_not_share_a_row(day: tuple[str, str, int, test_commands.Gateway
 
 
 def test_today_is_from_midnight_on_and_yesterday_the_day_before(
-    day: tuple[str, str, int, test_commands.Gateway],
+    day: tuple[str, str, int, commanding.Gateway],
 ) -> None:
     zone, date, _, _ = day
     today = run(day, "facct -P -n -X -o submit").splitlines()

@@ -12,7 +12,7 @@ import pytest
 
 from accounting import facct, freport, spool
 from scheduler.contracts import clock
-from tests.unit.accounting import samples, test_commands, world
+from tests.unit.accounting import commanding, samples, world
 
 NAMES = [
     "a|b",
@@ -30,7 +30,7 @@ FORMULA = '=cmd|"/C calc"!A0'
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> test_commands.Gateway:
+def api(tmp_path_factory: pytest.TempPathFactory) -> commanding.Gateway:
     state = tmp_path_factory.mktemp("state")
     sink = spool.Spool(state / "spool" / "g", "g", clock=clock.FakeClock())
     for number, name in enumerate(NAMES):
@@ -43,15 +43,15 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> test_commands.Gateway:
         sink.append(samples.gpu(0, seconds, run=run, start_us=start))
         start += (seconds + 30) * world.SECOND
     sink.close()
-    return test_commands.Gateway(state, world.ADMIN)
+    return commanding.Gateway(state, world.ADMIN)
 
 
-def run(api: test_commands.Gateway, line: str, out: TextIO | None = None) -> str:
+def run(api: commanding.Gateway, line: str, out: TextIO | None = None) -> str:
     shown, err = out or io.StringIO(), io.StringIO()
     prog, *argv = line.split()
     assert prog == "facct"
     code = facct.facct(
-        argv, api=api, out=shown, err=err, env={}, now=test_commands.NOW, tz=datetime.UTC
+        argv, api=api, out=shown, err=err, env={}, now=commanding.NOW, tz=datetime.UTC
     )
     assert (code, err.getvalue()) == (0, "")
     return shown.getvalue() if isinstance(shown, io.StringIO) else ""
@@ -62,7 +62,7 @@ def fields(line: str) -> list[str]:
     return re.findall(r"(?:^|\|)((?:[^|\\]|\\.)*)", line)
 
 
-def test_no_name_shifts_a_field_or_breaks_a_line(api: test_commands.Gateway) -> None:
+def test_no_name_shifts_a_field_or_breaks_a_line(api: commanding.Gateway) -> None:
     """L10, facct's half."""
     lines = run(api, "facct -P -o user,customid,state,reason").splitlines()
     rows = [fields(line) for line in lines]
@@ -78,7 +78,7 @@ def test_no_name_shifts_a_field_or_breaks_a_line(api: test_commands.Gateway) -> 
     assert len(table) == len(closed) == len(lines) - 1
 
 
-def test_csv_and_json_keep_the_names_as_they_are(api: test_commands.Gateway) -> None:
+def test_csv_and_json_keep_the_names_as_they_are(api: commanding.Gateway) -> None:
     text = run(api, "facct --csv -X -o user,state")
     users = [
         row["User"] for row in csv.DictReader(io.StringIO(text)) if row["State"] == "COMPLETED"
@@ -86,7 +86,7 @@ def test_csv_and_json_keep_the_names_as_they_are(api: test_commands.Gateway) -> 
     assert {"a|b", "x\ny", '"q",r', "naïve 漢字"} <= set(users)
 
 
-def test_no_cell_of_csv_is_a_formula_and_json_says_what_it_was(api: test_commands.Gateway) -> None:
+def test_no_cell_of_csv_is_a_formula_and_json_says_what_it_was(api: commanding.Gateway) -> None:
     text = run(api, "facct --csv -X -j q-formula -o user,reason")
     (row,) = csv.DictReader(io.StringIO(text))
     assert row == {"User": "'@x", "Reason": f"'{FORMULA}"}
@@ -94,20 +94,20 @@ def test_no_cell_of_csv_is_a_formula_and_json_says_what_it_was(api: test_command
     assert (row["user"], row["reason"]) == ("@x", FORMULA)
 
 
-def test_a_name_with_a_comma_is_quoted_in_a_list(api: test_commands.Gateway) -> None:
+def test_a_name_with_a_comma_is_quoted_in_a_list(api: commanding.Gateway) -> None:
     out, err = io.StringIO(), io.StringIO()
     argv = ["-A", '"a, b",red', "-X", "-P", "-n", "-o", "jobid", "-j", "q-formula,q0"]
-    facct.facct(argv, api=api, out=out, err=err, env={}, now=test_commands.NOW, tz=datetime.UTC)
+    facct.facct(argv, api=api, out=out, err=err, env={}, now=commanding.NOW, tz=datetime.UTC)
     assert sorted(out.getvalue().split()) == ["q-formula", "q0"]
 
 
 def test_a_statement_of_a_team_with_a_comma_is_that_teams(
-    api: test_commands.Gateway, tmp_path: Path
+    api: commanding.Gateway, tmp_path: Path
 ) -> None:
     target, out, err = tmp_path / "ab.html", io.StringIO(), io.StringIO()
     argv = ["team", "--month", "2026-11", "-A", '"a, b"', "--html", str(target)]
     code = freport.freport(
-        argv, api=api, out=out, err=err, env={}, now=test_commands.NOW, tz=datetime.UTC
+        argv, api=api, out=out, err=err, env={}, now=commanding.NOW, tz=datetime.UTC
     )
     assert (code, err.getvalue()) == (0, "")
     page = target.read_text()
@@ -116,7 +116,7 @@ def test_a_statement_of_a_team_with_a_comma_is_that_teams(
     assert "<dt>Requests</dt><dd>1</dd>" in page
 
 
-def test_a_terminal_without_unicode_still_gets_every_row(api: test_commands.Gateway) -> None:
+def test_a_terminal_without_unicode_still_gets_every_row(api: commanding.Gateway) -> None:
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding="ascii", errors="backslashreplace")
     run(api, "facct -P -n -X -o user", out)
@@ -124,13 +124,13 @@ def test_a_terminal_without_unicode_still_gets_every_row(api: test_commands.Gate
     assert rb"na\xefve \u6f22\u5b57" in raw.getvalue()
 
 
-def test_every_run_of_a_requeued_lease_is_in_its_gpu_seconds(api: test_commands.Gateway) -> None:
+def test_every_run_of_a_requeued_lease_is_in_its_gpu_seconds(api: commanding.Gateway) -> None:
     """A8: runs of 100, 200 and 50 s on 4 GPUs."""
     assert run(api, "facct --leases -P -n -o lease,gpus,runs,gpuseconds") == "l-1|4|3|1400\n"
 
 
 def test_times_are_said_as_unknown_and_exit_codes_as_slurm_writes_them(
-    api: test_commands.Gateway,
+    api: commanding.Gateway,
 ) -> None:
     line = run(api, "facct -P -n -j q0 -o firsttoken,exitcode,ttft")
     assert line == "Unknown|0:0|\n"

@@ -155,3 +155,8 @@ async def post(
         given["x-forebay-preempted"] = str(preempted)
     value = {"prompt": "x"} if body is None else body
     return await run(app, "POST", "/v1/completions", given, value, call)
+
+
+def rows(sink: usage.MemorySink) -> list[usage.UsageRow]:
+    """Return the rows of attempts that a sink took."""
+    return [row for row in sink.rows if isinstance(row, usage.UsageRow)]

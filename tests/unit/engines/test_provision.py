@@ -15,7 +15,7 @@ from engines.slot import spec as slot_spec
 from engines.weights import stager, store
 from scheduler.contracts import fleet
 from scheduler.contracts import weights as places
-from tests.unit.engines import test_slot_keeper as slots
+from tests.unit.engines import keeping
 from tests.unit.weights import places as models
 
 VLLM = fleet.EngineKind.VLLM
@@ -59,7 +59,7 @@ async def test_staged_weights_are_loaded_from_the_disk_and_stay_there_while_it_l
     options = {"weights_dir": str(root), "weights_reserve_gb": 0.0}
     provider = stager.Stager(settings.EnginesSettings(**options))  # type: ignore[arg-type]
     where = store.Store(root)
-    async with slots.play(tmp_path, kind=VLLM, weights=uri, provider=provider) as at:
+    async with keeping.play(tmp_path, kind=VLLM, weights=uri, provider=provider) as at:
         child = await at.starter.child
         loaded = child.order.record.spec.weights
         assert Path(loaded).parent == root / "models"
@@ -70,19 +70,19 @@ async def test_staged_weights_are_loaded_from_the_disk_and_stay_there_while_it_l
         assert child.order.extra_env["VLLM_CACHE_ROOT"].startswith(str(root / "caches"))
         key = Path(loaded).name
         assert not where.evict(key)
-        async with slots.listening(child):
+        async with keeping.listening(child):
             await at.until(lambda r: r.state == "serving")
-            at.one.want(dataclasses.replace(slots.WISH, asleep=True))
+            at.one.want(dataclasses.replace(keeping.WISH, asleep=True))
             await at.until(lambda r: r.state == "asleep")
             assert not where.evict(key), "a parked one is as good as in use"
-            at.one.want(dataclasses.replace(slots.WISH, run=False))
+            at.one.want(dataclasses.replace(keeping.WISH, run=False))
             await at.end()
     assert where.evict(key)
 
 
 async def test_it_says_what_it_waits_for_and_is_no_slow_start(tmp_path: Path) -> None:
     slow = Slow()
-    async with slots.play(tmp_path, kind=VLLM, weights="s3://b/m", provider=slow) as at:
+    async with keeping.play(tmp_path, kind=VLLM, weights="s3://b/m", provider=slow) as at:
         (await slow.told)("waits for its weights: s3://b/m: connection refused")
         report = await at.until(lambda r: r.staging)
         assert (report.state, report.reason) == (
@@ -97,9 +97,9 @@ async def test_it_says_what_it_waits_for_and_is_no_slow_start(tmp_path: Path) ->
 
 async def test_told_to_stop_it_stages_no_longer(tmp_path: Path) -> None:
     slow = Slow()
-    async with slots.play(tmp_path, kind=VLLM, weights="s3://b/m", provider=slow) as at:
+    async with keeping.play(tmp_path, kind=VLLM, weights="s3://b/m", provider=slow) as at:
         await slow.told
-        at.one.want(dataclasses.replace(slots.WISH, run=False))
+        at.one.want(dataclasses.replace(keeping.WISH, run=False))
         assert (await at.end()).state == "stopped"
         assert slow.cancelled
 
@@ -108,7 +108,7 @@ async def test_weights_that_can_never_be_had_end_it_with_the_reason(tmp_path: Pa
     slow = Slow()
     slow.refuse = "file:///m: config.json is missing"
     slow.go.set()
-    async with slots.play(tmp_path, kind=VLLM, weights="file:///m", provider=slow) as at:
+    async with keeping.play(tmp_path, kind=VLLM, weights="file:///m", provider=slow) as at:
         report = await at.end()
         assert (report.state, report.reason) == (
             "lost",

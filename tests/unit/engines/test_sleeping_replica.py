@@ -13,11 +13,11 @@ from engines import processes
 from engines.replica import engine
 from engines.slot import control, occupancy
 from scheduler.contracts import fleet
+from tests.unit.engines import keeping
 from tests.unit.engines import test_parking as parking
-from tests.unit.engines import test_slot_keeper as slots
 
 PARKED = parking.PARKED
-AWAKE = dataclasses.replace(slots.WISH, role=fleet.Role.INTERACTIVE)
+AWAKE = dataclasses.replace(keeping.WISH, role=fleet.Role.INTERACTIVE)
 
 
 class Bed:
@@ -45,7 +45,7 @@ class Bed:
             raise engine.SleepError(self.faults[name])
 
 
-async def serving(at: slots.Play, inner: slots.Sick, bed: Bed) -> Any:
+async def serving(at: keeping.Play, inner: keeping.Sick, bed: Bed) -> Any:
     inner.sleeper = bed
     report = await at.until(lambda r: r.state == "serving")
     await at.until(lambda _: at.one._vitals.sleeps)
@@ -53,9 +53,9 @@ async def serving(at: slots.Play, inner: slots.Sick, bed: Bed) -> Any:
 
 
 async def test_it_sleeps_with_its_process_and_wakes_as_another_incarnation(tmp_path: Path) -> None:
-    async with slots.play(tmp_path) as at:
+    async with keeping.play(tmp_path) as at:
         child, bed = await at.starter.child, Bed()
-        async with slots.listening(child) as inner:
+        async with keeping.listening(child) as inner:
             before = await serving(at, inner, bed)
             at.one.want(PARKED)
             report = await at.until(lambda r: r.state == "asleep")
@@ -76,9 +76,9 @@ async def test_it_sleeps_with_its_process_and_wakes_as_another_incarnation(tmp_p
 
 
 async def test_a_sleep_that_failed_ends_the_process_and_says_why(tmp_path: Path) -> None:
-    async with slots.play(tmp_path) as at:
+    async with keeping.play(tmp_path) as at:
         child = await at.starter.child
-        async with slots.listening(child) as inner:
+        async with keeping.listening(child) as inner:
             await serving(at, inner, Bed(sleep="nothing was freed"))
             at.one.want(PARKED)
             report = await at.until(lambda r: r.state == "asleep")
@@ -89,9 +89,9 @@ async def test_a_sleep_that_failed_ends_the_process_and_says_why(tmp_path: Path)
 
 
 async def test_one_that_does_not_wake_is_started_anew(tmp_path: Path) -> None:
-    async with slots.play(tmp_path) as at:
+    async with keeping.play(tmp_path) as at:
         child = await at.starter.child
-        async with slots.listening(child) as inner:
+        async with keeping.listening(child) as inner:
             await serving(at, inner, Bed(wake="CUDA is gone"))
             at.one.want(PARKED)
             await at.until(lambda r: r.state == "asleep")
@@ -100,14 +100,14 @@ async def test_one_that_does_not_wake_is_started_anew(tmp_path: Path) -> None:
             second = await at.starter.child
             assert signal.SIGTERM in child.signals
         assert second.order.record.incarnation == 2
-        async with slots.listening(second, incarnation=2):
+        async with keeping.listening(second, incarnation=2):
             assert (await at.until(lambda r: r.state == "serving")).incarnation == 2
 
 
 async def test_one_whose_process_dies_asleep_is_parked_all_the_same(tmp_path: Path) -> None:
-    async with slots.play(tmp_path) as at:
+    async with keeping.play(tmp_path) as at:
         child = await at.starter.child
-        async with slots.listening(child) as inner:
+        async with keeping.listening(child) as inner:
             await serving(at, inner, Bed())
             at.one.want(PARKED)
             await at.until(lambda r: r.state == "asleep")
@@ -116,13 +116,13 @@ async def test_one_whose_process_dies_asleep_is_parked_all_the_same(tmp_path: Pa
         assert report.state == "asleep"
         at.starter.again()
         at.one.want(AWAKE)
-        async with slots.listening(await at.starter.child, incarnation=2):
+        async with keeping.listening(await at.starter.child, incarnation=2):
             await at.until(lambda r: r.state == "serving")
 
 
 async def test_told_to_stop_asleep_or_on_its_way_there_it_stops(tmp_path: Path) -> None:
-    async with slots.play(tmp_path) as at:
-        async with slots.listening(await at.starter.child) as inner:
+    async with keeping.play(tmp_path) as at:
+        async with keeping.listening(await at.starter.child) as inner:
             await serving(at, inner, Bed())
             at.one.want(PARKED)
             await at.until(lambda r: r.state == "asleep")
@@ -132,8 +132,8 @@ async def test_told_to_stop_asleep_or_on_its_way_there_it_stops(tmp_path: Path) 
     hung = Bed()
     hung.gate.clear()
     async with (
-        slots.play(tmp_path / "second") as at,
-        slots.listening(await at.starter.child) as inner,
+        keeping.play(tmp_path / "second") as at,
+        keeping.listening(await at.starter.child) as inner,
     ):
         await serving(at, inner, hung)
         at.one.want(PARKED)
@@ -143,8 +143,8 @@ async def test_told_to_stop_asleep_or_on_its_way_there_it_stops(tmp_path: Path) 
 
 
 async def test_woken_while_another_holds_its_gpus_it_is_lost_as_any_start(tmp_path: Path) -> None:
-    async with slots.play(tmp_path) as at:
-        async with slots.listening(await at.starter.child) as inner:
+    async with keeping.play(tmp_path) as at:
+        async with keeping.listening(await at.starter.child) as inner:
             bed = Bed()
             await serving(at, inner, bed)
             at.one.want(PARKED)
@@ -163,8 +163,8 @@ async def test_woken_while_another_holds_its_gpus_it_is_lost_as_any_start(tmp_pa
 async def test_one_that_hangs_on_its_way_to_sleep_is_ended(tmp_path: Path) -> None:
     bed = Bed()
     bed.gate.clear()
-    async with slots.play(tmp_path, sleep_timeout_s=0.05) as at:
-        async with slots.listening(await at.starter.child) as inner:
+    async with keeping.play(tmp_path, sleep_timeout_s=0.05) as at:
+        async with keeping.listening(await at.starter.child) as inner:
             await serving(at, inner, bed)
             at.one.want(PARKED)
             report = await at.until(lambda r: r.state == "asleep")
@@ -173,8 +173,8 @@ async def test_one_that_hangs_on_its_way_to_sleep_is_ended(tmp_path: Path) -> No
 
 async def test_a_replica_that_is_not_drained_does_not_sleep(tmp_path: Path) -> None:
     async with (
-        slots.play(tmp_path) as at,
-        slots.listening(await at.starter.child) as inner,
+        keeping.play(tmp_path) as at,
+        keeping.listening(await at.starter.child) as inner,
     ):
         bed = Bed()
         await serving(at, inner, bed)

@@ -14,22 +14,22 @@ from engines import private
 from engines.replica import launch
 from engines.slot import children, follower, means
 from scheduler.contracts import fleet
-from tests.unit.engines import test_slot_keeper as keepers
+from tests.unit.engines import keeping
 
 S = fleet.ReplicaState
-RANK_0 = dataclasses.replace(keepers.WISH, nodes=2)
+RANK_0 = dataclasses.replace(keeping.WISH, nodes=2)
 WISH = dataclasses.replace(RANK_0, rank=1)
 
 
 @dataclasses.dataclass
 class Play:
     one: follower.Follower
-    starter: keepers.FakeStarter
+    starter: keeping.FakeStarter
     task: "asyncio.Task[None]"
     news: asyncio.Event
 
     async def until(self, state: str) -> None:
-        async with asyncio.timeout(keepers.PATIENCE_S):
+        async with asyncio.timeout(keeping.PATIENCE_S):
             while self.one.report().state != state:
                 self.news.clear()
                 await self.news.wait()
@@ -38,11 +38,11 @@ class Play:
 @contextlib.asynccontextmanager
 async def play(folder: Path, wish: object = WISH) -> AsyncIterator[Play]:
     """Run a follower with the means of a keeper's test, whose own replica never starts."""
-    asleep = dataclasses.replace(keepers.WISH, asleep=True)
-    async with keepers.play(folder, wish=asleep) as other:
+    asleep = dataclasses.replace(keeping.WISH, asleep=True)
+    async with keeping.play(folder, wish=asleep) as other:
         given: means.Means = other.one._means
         news = asyncio.Event()
-        starter = keepers.FakeStarter(signal.SIGKILL)
+        starter = keeping.FakeStarter(signal.SIGKILL)
         given = dataclasses.replace(given, starter=starter, changed=lambda _: news.set())
         what = fleet.ReplicaSpec("m", "1", fleet.EngineKind.SIMULATED, gpus=4)
         one = follower.Follower("r-1", what, WISH, given)
@@ -69,7 +69,7 @@ async def test_it_starts_where_rank_0_waits_with_its_share_and_ends_when_told(
         assert child.order.record_file.name == "r-1.1.json", "rank 0's lies beside it"
         await at.until("warm")
         at.one.want(dataclasses.replace(WISH, run=False))
-        await asyncio.wait_for(at.task, keepers.PATIENCE_S)
+        await asyncio.wait_for(at.task, keeping.PATIENCE_S)
         assert (at.one.state, at.one.gpus) == (S.STOPPED, ())
         assert signal.SIGKILL in child.signals
         assert not list((tmp_path / "run").glob("r-1.1.*"))
@@ -106,18 +106,18 @@ async def test_its_own_end_is_told_as_lost_with_the_logs_last_lines(tmp_path: Pa
         again = await at.starter.child
         assert again.order.record.incarnation == 2, "for the next life of rank 0"
         at.one.stop(at_once=False)
-        await asyncio.wait_for(at.task, keepers.PATIENCE_S)
+        await asyncio.wait_for(at.task, keeping.PATIENCE_S)
         assert at.one.state is S.STOPPED
 
 
 async def test_rank_0_says_where_it_waits_and_is_lost_with_another_rank(tmp_path: Path) -> None:
-    async with keepers.play(tmp_path, wish=RANK_0) as at:
+    async with keeping.play(tmp_path, wish=RANK_0) as at:
         child = await at.starter.child
         rank = child.order.record.rank
         assert rank is not None
         assert (rank.number, rank.nodes, rank.meet) == (0, 2, at.one.report().meet)
         assert child.order.extra_env["CUDA_VISIBLE_DEVICES"] == "0", "1 of 2 GPUs is here"
-        async with keepers.listening(child):
+        async with keeping.listening(child):
             await at.until(lambda report: report.state == "serving")
             earlier = dataclasses.replace(RANK_0, fault="rank 1 on n2: old", meet="127.0.0.1:1")
             at.one.want(earlier)  # of a life that is over
@@ -129,7 +129,7 @@ async def test_rank_0_says_where_it_waits_and_is_lost_with_another_rank(tmp_path
 
 
 async def test_rank_0_does_not_wait_for_a_rank_that_could_not_start(tmp_path: Path) -> None:
-    async with keepers.play(tmp_path, wish=RANK_0) as at:
+    async with keeping.play(tmp_path, wish=RANK_0) as at:
         await at.starter.child
         fault = "rank 1 on n2: not started: no disk"
         at.one.want(dataclasses.replace(RANK_0, fault=fault, meet=at.one.report().meet))
@@ -138,12 +138,12 @@ async def test_rank_0_does_not_wait_for_a_rank_that_could_not_start(tmp_path: Pa
 
 
 async def test_a_rank_that_ends_while_rank_0_drains_ends_the_drain(tmp_path: Path) -> None:
-    async with keepers.play(tmp_path, wish=RANK_0) as at:
+    async with keeping.play(tmp_path, wish=RANK_0) as at:
         child = await at.starter.child
-        async with keepers.listening(child):
+        async with keeping.listening(child):
             report = await at.until(lambda report: report.state == "serving")
             secret = private.read(Path(report.secret_file))
-            asked = asyncio.create_task(keepers.ask(report.address, secret))
+            asked = asyncio.create_task(keeping.ask(report.address, secret))
             await at.until(lambda report: report.stats.interactive == 1)
             leaving = dataclasses.replace(RANK_0, run=False, drain_s=600.0, meet=report.meet)
             at.one.want(leaving)
@@ -157,7 +157,7 @@ async def test_a_rank_that_ends_while_rank_0_drains_ends_the_drain(tmp_path: Pat
 
 def test_slurms_sigterm_does_not_take_a_rank_from_rank_0_while_that_drains(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
-        door.settimeout(keepers.PATIENCE_S)
+        door.settimeout(keeping.PATIENCE_S)
         what = fleet.ReplicaSpec("m", "1", fleet.EngineKind.SIMULATED, gpus=2)
         order = launch.Launch(
             replica_id="r-1",
@@ -180,7 +180,7 @@ def test_slurms_sigterm_does_not_take_a_rank_from_rank_0_while_that_drains(tmp_p
                 link, _ = door.accept()
                 rank.send_signal(signal.SIGTERM)
                 link.close()
-                _, said = rank.communicate(timeout=keepers.PATIENCE_S)
+                _, said = rank.communicate(timeout=keeping.PATIENCE_S)
             finally:
                 rank.kill()
     assert (rank.returncode, said.splitlines()[-1]) == (1, b"RuntimeError: rank 0 has gone")

@@ -8,15 +8,15 @@ from engines import private
 from engines.slot import supervisor
 from scheduler.contracts import clock, fleet
 from scheduler.contracts.v1 import control_pb2 as pb
-from tests.unit.engines import test_slot_keeper as keepers
+from tests.unit.engines import keeping
 
 
 async def test_what_only_a_newer_broker_knows_keeps_a_slot_from_nothing_else(
     tmp_path: Path,
 ) -> None:
     """One such word left all undone: no other replica was started or stopped, and the slot stayed open."""
-    parked = dataclasses.replace(keepers.WISH, asleep=True)
-    async with keepers.play(tmp_path, wish=parked) as other:
+    parked = dataclasses.replace(keeping.WISH, asleep=True)
+    async with keeping.play(tmp_path, wish=parked) as other:
         given = other.one._means
         token = tmp_path / "token"
         private.write(token, "secret")

@@ -9,10 +9,10 @@ import pytest
 from scheduler.contracts import fleet, ids
 from scheduler.core import startup
 from scheduler.runtime.registry import cordons
-from tests.unit.runtime import test_admin
-from tests.unit.runtime.test_admin import Site, fctl
+from tests.unit.runtime import adminsite
+from tests.unit.runtime.adminsite import Site, fctl
 
-site = test_admin.site  # the fixture
+site = adminsite.site  # the fixture
 VICTIM = "r-000000000001"
 LEASE = fleet.Lease(
     ids.LeaseId("l-000000000001"), "alpha", fleet.LeaseKind.SERVE, "forebay",
@@ -170,7 +170,7 @@ def test_maintenance_is_shown_with_schedules_and_nodes(led: Site) -> None:
 
 
 async def test_changes_need_an_admin(led: Site) -> None:
-    led.caller = test_admin.USER
+    led.caller = adminsite.USER
     paths = ("batch/hold", "leases/l-1/drain", "nodes/n1/drain", "replicas/r-1/preempt")
     for path in paths:
         assert (await led.call("POST", f"/admin/{path}")).status_code == 403

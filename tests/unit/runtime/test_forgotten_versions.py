@@ -3,10 +3,10 @@
 from scheduler.contracts import fleet, ids
 from scheduler.core import snapshot
 from scheduler.runtime.registry import holdings
-from tests.unit.runtime import test_admin
-from tests.unit.runtime.test_model_commands import done
+from tests.unit.runtime import adminsite
+from tests.unit.runtime.declaring import done
 
-site = test_admin.site  # the fixture
+site = adminsite.site  # the fixture
 LEASE = fleet.Lease(
     ids.LeaseId("l-1"), "alpha", fleet.LeaseKind.SERVE, "t", fleet.LeaseState.RUNNING, 4
 )
@@ -14,7 +14,7 @@ SLOT = snapshot.Slot(ids.SlotId("l-1.s0"), LEASE.lease_id, 4)
 
 
 def test_a_version_that_was_taken_away_is_forgotten_once_no_replica_is_of_it(
-    site: test_admin.Site,
+    site: adminsite.Site,
 ) -> None:
     """Each version that ever was stayed in every plan, every target and every second's reading."""
     registry = site.registry

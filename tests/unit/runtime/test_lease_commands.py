@@ -8,9 +8,9 @@ import pytest
 
 from scheduler.contracts import fleet
 from scheduler.runtime import commands, lease_commands, settings
-from tests.unit.runtime import test_admin
+from tests.unit.runtime import adminsite
 
-site = test_admin.site  # the fixture
+site = adminsite.site  # the fixture
 FILE = """\
 profiles:
   small: {gres: "shard:1", parts: 4, memory_gb: 3, cpus: 2, constraint: "a100&nvlink"}
@@ -21,7 +21,7 @@ profiles:
 
 
 def rendered(
-    site: test_admin.Site, line: str, options: settings.Settings | None = None
+    site: adminsite.Site, line: str, options: settings.Settings | None = None
 ) -> fleet.Lease:
     """Return the lease that a command has rendered."""
     told: list[fleet.Lease] = []
@@ -34,7 +34,7 @@ def rendered(
     here = commands.Here(render=render)
     code = commands.fctl(
         shlex.split(f"lease --render {line}"),
-        api=test_admin.SiteApi(site),
+        api=adminsite.SiteApi(site),
         out=out,
         err=err,
         here=here,
@@ -45,13 +45,13 @@ def rendered(
     return lease
 
 
-def refused(site: test_admin.Site, line: str) -> str:
+def refused(site: adminsite.Site, line: str) -> str:
     """Return what a command says that renders nothing."""
     out, err = io.StringIO(), io.StringIO()
     here = commands.Here(render=lambda asked, units: "never")
     code = commands.fctl(
         shlex.split(f"lease --render {line}"),
-        api=test_admin.SiteApi(site),
+        api=adminsite.SiteApi(site),
         out=out,
         err=err,
         here=here,
@@ -68,7 +68,7 @@ def file(tmp_path: Path) -> Path:
     return found
 
 
-def test_without_a_profile_a_lease_is_of_whole_gpus(site: test_admin.Site) -> None:
+def test_without_a_profile_a_lease_is_of_whole_gpus(site: adminsite.Site) -> None:
     one = rendered(site, "")
     assert (one.gpus, one.whole_nodes, one.hardware) == (1, 0, fleet.ANY_NODE)
     many = rendered(site, "--kind backfill --gpus 16 --nodes 2 --partition lent")
@@ -76,7 +76,7 @@ def test_without_a_profile_a_lease_is_of_whole_gpus(site: test_admin.Site) -> No
     assert many.partition == "lent"
 
 
-def test_the_brokers_settings_are_the_jobs_too(site: test_admin.Site) -> None:
+def test_the_brokers_settings_are_the_jobs_too(site: adminsite.Site) -> None:
     options = settings.Settings(
         lease_gres_type="A100", lease_partition="serve", lease_walltime_s=900
     )
@@ -89,7 +89,7 @@ def test_the_brokers_settings_are_the_jobs_too(site: test_admin.Site) -> None:
     [(0, "", 1, 2, 3), (8, "", 4, 8, 12), (8, "--gpus 2", 2, 4, 6)],
 )
 def test_a_lease_on_shards_is_as_large_as_the_planner_asks_for(
-    site: test_admin.Site,
+    site: adminsite.Site,
     file: Path,
     lease_gpus: int,
     line: str,
@@ -105,7 +105,7 @@ def test_a_lease_on_shards_is_as_large_as_the_planner_asks_for(
     assert (hardware.cpus, hardware.memory_gb) == (cpus, memory_gb)
 
 
-def test_whole_gpus_and_cpus_by_profile(site: test_admin.Site, file: Path) -> None:
+def test_whole_gpus_and_cpus_by_profile(site: adminsite.Site, file: Path) -> None:
     big = rendered(site, f"--profile big --file {file}", settings.Settings(lease_gpus=8))
     assert (big.gpus, big.gres_type, big.hardware.memory_gb) == (8, "H100", 400)
     wide = rendered(site, f"--profile big --file {file} --gpus 16 --nodes 2")
@@ -114,10 +114,10 @@ def test_whole_gpus_and_cpus_by_profile(site: test_admin.Site, file: Path) -> No
     assert (bare.gpus, bare.hardware.gres, bare.hardware.cpus) == (0, "none", 8)
 
 
-def test_a_declared_profile_needs_no_file(site: test_admin.Site) -> None:
+def test_a_declared_profile_needs_no_file(site: adminsite.Site) -> None:
     out, err = io.StringIO(), io.StringIO()
     words = shlex.split("profile add tiny gres=shard:2 parts=8 memory_gb=4")
-    assert commands.fctl(words, api=test_admin.SiteApi(site), out=out, err=err) == 0, err.getvalue()
+    assert commands.fctl(words, api=adminsite.SiteApi(site), out=out, err=err) == 0, err.getvalue()
     lease = rendered(site, "--profile tiny")
     assert (lease.gpus, lease.hardware.gres, lease.hardware.parts) == (2, "shard", 8)
     assert (
@@ -148,14 +148,14 @@ def test_a_declared_profile_needs_no_file(site: test_admin.Site) -> None:
     ],
 )
 def test_what_the_planner_would_never_ask_for_is_refused(
-    site: test_admin.Site, file: Path, line: str, said: str
+    site: adminsite.Site, file: Path, line: str, said: str
 ) -> None:
     told = refused(site, f"{line} --file {file}")
     assert said.format(file=file) in told
     assert "\n" not in told
 
 
-def test_a_file_that_is_none(site: test_admin.Site, tmp_path: Path) -> None:
+def test_a_file_that_is_none(site: adminsite.Site, tmp_path: Path) -> None:
     missing = tmp_path / "nothing.yaml"
     said = refused(site, f"--profile a --file {missing}")
     assert said == f"fctl: error: {missing}: No such file or directory"

@@ -13,9 +13,9 @@ from scheduler.contracts.v1 import control_pb2 as pb
 from scheduler.core import autoscale, prestage, snapshot
 from scheduler.runtime import commands, config, entries, live, node_weights
 from scheduler.runtime.registry import weight_acts
-from tests.unit.runtime import test_admin
+from tests.unit.runtime import adminsite
 
-site = test_admin.site  # the fixture
+site = adminsite.site  # the fixture
 VLLM = fleet.EngineKind.VLLM
 
 
@@ -90,15 +90,15 @@ def test_an_act_is_done_once_on_a_node_and_not_by_leases_that_came_after() -> No
     assert known.over(20 + node_weights.ACT_KEPT_US + 1) == ["w-2"]
 
 
-def fctl(site: test_admin.Site, *words: str) -> tuple[int, str]:
+def fctl(site: adminsite.Site, *words: str) -> tuple[int, str]:
     out, err = io.StringIO(), io.StringIO()
-    code = commands.fctl(["weights", *words], api=test_admin.SiteApi(site), out=out, err=err)
+    code = commands.fctl(["weights", *words], api=adminsite.SiteApi(site), out=out, err=err)
     return code, out.getvalue() + err.getvalue()
 
 
-def test_an_admin_asks_and_sees_what_came_of_it(site: test_admin.Site) -> None:
+def test_an_admin_asks_and_sees_what_came_of_it(site: adminsite.Site) -> None:
     model = config.ModelSettings(name="big", weights="s3://models/big")
-    site.registry.catalog.declare([test_admin.CHAT, test_admin.CODE, model], 2)
+    site.registry.catalog.declare([adminsite.CHAT, adminsite.CODE, model], 2)
     assert fctl(site, "list") == (0, "no weights on any node's disk\n")
     code, told = fctl(site, "stage", "big", "--node", "n1")
     assert (code, told) == (
@@ -125,14 +125,14 @@ def test_an_admin_asks_and_sees_what_came_of_it(site: test_admin.Site) -> None:
         (("list", "n9"), "n9: no lease there"),
     ],
 )
-def test_what_is_refused(site: test_admin.Site, words: tuple[str, ...], said: str) -> None:
+def test_what_is_refused(site: adminsite.Site, words: tuple[str, ...], said: str) -> None:
     code, told = fctl(site, *words)
     assert code == 1
     assert said in told
     assert told.count("\n") == 1
 
 
-def test_only_admins_ask(site: test_admin.Site) -> None:
+def test_only_admins_ask(site: adminsite.Site) -> None:
     site.caller = requests.Caller("t", "u", "k", (requests.Tier.BATCH,))
     assert "is no admin" in fctl(site, "rm", "s3://models/big")[1]
     assert fctl(site, "list")[0] == 0

@@ -3,10 +3,10 @@
 import pytest
 
 from scheduler.contracts import fleet, wire
-from tests.unit.runtime import test_admin
-from tests.unit.runtime.test_model_commands import done, fctl
+from tests.unit.runtime import adminsite
+from tests.unit.runtime.declaring import done, fctl
 
-site = test_admin.site  # the fixture
+site = adminsite.site  # the fixture
 FILE = """
 models:
   talk:
@@ -20,7 +20,7 @@ models:
 """
 
 
-def test_a_pool_has_a_replica_and_lengthens_the_models_context(site: test_admin.Site) -> None:
+def test_a_pool_has_a_replica_and_lengthens_the_models_context(site: adminsite.Site) -> None:
     done(site, "apply -f -", FILE)
     route = site.registry.catalog.routes()["talk"]
     assert route.pools == (fleet.Pool(4096, "long", 32768),)
@@ -51,7 +51,7 @@ def test_a_pool_has_a_replica_and_lengthens_the_models_context(site: test_admin.
     ],
 )
 def test_a_pool_that_no_prompt_would_fit_is_refused(
-    site: test_admin.Site, pools: str, said: str
+    site: adminsite.Site, pools: str, said: str
 ) -> None:
     done(site, "apply -f -", FILE)
     done(site, "version add talk none engine=simulated max_context=32768 replicas=0")
@@ -59,7 +59,7 @@ def test_a_pool_that_no_prompt_would_fit_is_refused(
     assert (code, said in told, told.count("\n")) == (1, True, 1), told
 
 
-def test_a_version_that_is_a_pool_is_not_taken_away(site: test_admin.Site) -> None:
+def test_a_version_that_is_a_pool_is_not_taken_away(site: adminsite.Site) -> None:
     done(site, "apply -f -", FILE)
     code, told = fctl(site, "version rm talk long")
     assert (code, "models.talk.route.pools: long from 4096 tokens: is unknown" in told) == (1, True)

@@ -8,21 +8,21 @@ import pytest
 
 from scheduler.contracts import requests
 from scheduler.runtime import commands
-from tests.unit.runtime import test_admin
+from tests.unit.runtime import adminsite
 
-site = test_admin.site  # the fixture
+site = adminsite.site  # the fixture
 ADD = 'add day --model chat --floor 8 --cron "0 8 * * mon-fri" --until 18:00 --zone Europe/Berlin'
 
 
-def fctl(site: test_admin.Site, line: str) -> tuple[int, str]:
+def fctl(site: adminsite.Site, line: str) -> tuple[int, str]:
     out, err = io.StringIO(), io.StringIO()
     code = commands.fctl(
-        ["schedule", *shlex.split(line)], api=test_admin.SiteApi(site), out=out, err=err
+        ["schedule", *shlex.split(line)], api=adminsite.SiteApi(site), out=out, err=err
     )
     return code, out.getvalue() + err.getvalue()
 
 
-def test_its_life(site: test_admin.Site) -> None:
+def test_its_life(site: adminsite.Site) -> None:
     assert fctl(site, ADD)[0] == 0
     code, told = fctl(site, "list")
     assert code == 0
@@ -50,14 +50,14 @@ def test_its_life(site: test_admin.Site) -> None:
         ("next nothing", "schedule nothing: unknown"),
     ],
 )
-def test_what_is_refused(site: test_admin.Site, line: str, said: str) -> None:
+def test_what_is_refused(site: adminsite.Site, line: str, said: str) -> None:
     code, told = fctl(site, line)
     assert code != 0
     assert said in told
     assert told.count("\n") == 1
 
 
-def test_a_name_is_taken_once_and_only_admins_change(site: test_admin.Site) -> None:
+def test_a_name_is_taken_once_and_only_admins_change(site: adminsite.Site) -> None:
     assert fctl(site, ADD)[0] == 0
     assert "there is one" in fctl(site, ADD)[1]
     site.caller = requests.Caller("physics", "ada", "k2")

@@ -7,10 +7,10 @@ import pytest
 
 from scheduler.contracts import observed
 from scheduler.core import copies
-from tests.unit.runtime import test_admin
-from tests.unit.runtime.test_model_commands import done, fctl
+from tests.unit.runtime import adminsite
+from tests.unit.runtime.declaring import done, fctl
 
-site = test_admin.site  # the fixture
+site = adminsite.site  # the fixture
 SPEC = "engine=simulated seats=4"
 FILE = """
 models:
@@ -25,7 +25,7 @@ models:
 """
 
 
-def wanted(site: test_admin.Site) -> dict[tuple[str, str], int]:
+def wanted(site: adminsite.Site) -> dict[tuple[str, str], int]:
     return {one.key: one.replicas for one in site.registry.catalog.deployments()}
 
 
@@ -41,7 +41,7 @@ def wanted(site: test_admin.Site) -> dict[tuple[str, str], int]:
     ],
 )
 def test_a_shadow_that_could_take_no_copy_is_refused(
-    site: test_admin.Site, version: str, said: str
+    site: adminsite.Site, version: str, said: str
 ) -> None:
     done(site, f"version add chat v2 {version}")
     code, told = fctl(site, "route update chat shadow=v2:5")
@@ -50,12 +50,12 @@ def test_a_shadow_that_could_take_no_copy_is_refused(
     assert site.registry.catalog.routes()["chat"].shadow == ""
 
 
-def test_an_unknown_shadow_is_refused(site: test_admin.Site) -> None:
+def test_an_unknown_shadow_is_refused(site: adminsite.Site) -> None:
     code, told = fctl(site, "route update chat shadow=v9:5")
     assert (code, "models.chat.route.shadow: v9 is unknown; known are: v1" in told) == (1, True)
 
 
-def test_one_replica_is_kept_for_a_shadow_and_given_up_with_it(site: test_admin.Site) -> None:
+def test_one_replica_is_kept_for_a_shadow_and_given_up_with_it(site: adminsite.Site) -> None:
     assert "shadow.version=v2, shadow.percent=10" in done(site, "apply -f -", FILE)
     assert (wanted(site)["talk", "v1"], wanted(site)["talk", "v2"]) == (3, 1)
     route = site.registry.catalog.routes()["talk"]
@@ -71,7 +71,7 @@ def test_one_replica_is_kept_for_a_shadow_and_given_up_with_it(site: test_admin.
 
 @pytest.mark.parametrize("floor", [0, 2])
 def test_a_models_scaling_takes_the_last_replica_of_no_shadow(
-    site: test_admin.Site, floor: int
+    site: adminsite.Site, floor: int
 ) -> None:
     file = FILE.replace("replicas: 3", f"scaling: {{floor: {floor}, maximum: 8}}")
     done(site, "apply -f -", file)
@@ -83,7 +83,7 @@ def test_a_models_scaling_takes_the_last_replica_of_no_shadow(
     assert shadow.scaling.floor == 1
 
 
-def test_the_same_file_twice_changes_nothing(site: test_admin.Site) -> None:
+def test_the_same_file_twice_changes_nothing(site: adminsite.Site) -> None:
     assert "revision" in done(site, "apply -f -", FILE)
     before = site.registry.declared.read()
     serial = site.registry.declared.serial()
@@ -93,7 +93,7 @@ def test_the_same_file_twice_changes_nothing(site: test_admin.Site) -> None:
     assert site.registry.declared.serial() == serial  # no broker looks up for it
 
 
-def test_what_copies_found_is_shown(site: test_admin.Site) -> None:
+def test_what_copies_found_is_shown(site: adminsite.Site) -> None:
     done(site, "apply -f -", FILE)
     assert "COPIES" in done(site, "route show talk")  # none yet
     found = copies.Shadows()

@@ -7,6 +7,7 @@ from scheduler.core import actions, plan, replicas, snapshot
 from scheduler.runtime import settings
 
 OPTIONS = settings.Settings()
+ELASTIC = dataclasses.replace(OPTIONS, rungs=(0, 1, 2, 3), scale_fill=0.7)
 CLUSTER = "alpha"
 
 

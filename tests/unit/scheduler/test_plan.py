@@ -4,12 +4,10 @@ import dataclasses
 
 import pytest
 
-from scheduler.contracts import fleet, ids, observed, slurm
+from scheduler.contracts import fleet, observed, slurm
 from scheduler.core import actions, backoff, plan, replicas, snapshot
 from tests.unit.scheduler import plans
 from tests.unit.scheduler.plans import deployment, do, held, job, known, picture, slot
-
-L, F = fleet.LeaseState, replicas.LeaseEvent
 
 
 def with_slots(
@@ -27,7 +25,7 @@ def test_a_missing_replica_asks_for_a_lease_of_its_size() -> None:
 
 def test_a_teams_own_floor_gets_leases_of_its_own_and_nobody_else_does() -> None:
     def of(team: str, number: int) -> snapshot.HeldLease:
-        lease = held(number, L.RUNNING, gpus=4)
+        lease = held(number, fleet.LeaseState.RUNNING, gpus=4)
         return dataclasses.replace(lease, lease=dataclasses.replace(lease.lease, team=team))
 
     shared = deployment(gpus=2)
@@ -50,12 +48,12 @@ def test_one_lease_for_each_gap_up_to_the_cap() -> None:
 
 
 def test_a_lease_on_its_way_is_not_asked_for_twice() -> None:
-    for state in (L.REQUESTED, L.PENDING):
+    for state in (fleet.LeaseState.REQUESTED, fleet.LeaseState.PENDING):
         waiting = held(1, state, silent_s=None)
         made = plan.plan(picture(deployments=(deployment(),), leases=(waiting,)), plans.OPTIONS)
         assert made.actions == ()
         assert "waits in Slurm's queue" in made.notes[0]
-    coming = held(1, L.RUNNING, silent_s=None)
+    coming = held(1, fleet.LeaseState.RUNNING, silent_s=None)
     made = plan.plan(picture(deployments=(deployment(),), leases=(coming,)), plans.OPTIONS)
     assert made.actions == ()
     assert "has not come yet" in made.notes[0]
@@ -264,124 +262,6 @@ def test_failures_pause_then_quarantine_and_the_lease_is_kept_meanwhile() -> Non
     assert made.notes == (f"chat v1: quarantined: {action.reason}",)
     later = dataclasses.replace(snap, deployments=(barred,), now_us=action.until_us)
     assert [type(item) for item in do(later)] == [actions.StartReplica]
-
-
-def test_leases_that_nothing_needs_are_given_back() -> None:
-    leases = (
-        held(1, L.PENDING, silent_s=None),
-        dataclasses.replace(held(2), idle_s=31.0),
-        dataclasses.replace(held(3), idle_s=29.0),
-        dataclasses.replace(held(4, silent_s=20.0), idle_s=31.0),
-    )
-    closed = [
-        action.lease_id
-        for action in do(picture(leases=leases))
-        if isinstance(action, actions.CloseLease)
-    ]
-    assert closed == [leases[0].lease.lease_id, leases[1].lease.lease_id]
-
-
-def test_refused_asks_are_paused_with_the_reason() -> None:
-    snap = picture(
-        deployments=(deployment(),), lease_pause=backoff.Failures(1, 1004.0, "invalid account")
-    )
-    made = plan.plan(snap, plans.OPTIONS)
-    assert made.actions == ()
-    assert made.notes == ("chat v1: next lease asked for in 4.0 s: invalid account",)
-
-
-@pytest.mark.parametrize(
-    ("state", "of_job", "event"),
-    [
-        (L.REQUESTED, slurm.JobState.PENDING, F.QUEUED),
-        (L.REQUESTED, slurm.JobState.RUNNING, F.RAN),
-        (L.PENDING, slurm.JobState.RUNNING, F.RAN),
-        (L.PENDING, slurm.JobState.PENDING, None),
-        (L.RUNNING, slurm.JobState.RUNNING, None),
-        (L.RUNNING, slurm.JobState.COMPLETING, None),
-        (L.RUNNING, slurm.JobState.PENDING, F.QUEUED),
-        (L.RUNNING, slurm.JobState.NODE_FAIL, F.ENDED),
-        (L.UNKNOWN, slurm.JobState.RUNNING, F.RAN),
-        (L.CLOSING, slurm.JobState.COMPLETED, F.ENDED),
-    ],
-)
-def test_leases_follow_slurm(
-    state: fleet.LeaseState, of_job: slurm.JobState, event: replicas.LeaseEvent | None
-) -> None:
-    snap = picture(leases=(held(1, state),), jobs=(job(1, of_job),), settling=True)
-    news = [action.event for action in do(snap) if isinstance(action, actions.FollowLease)]
-    assert news == ([] if event is None else [event])
-    old = dataclasses.replace(snap, leases=(dataclasses.replace(held(1, state), fresh=False),))
-    assert [a for a in do(old) if isinstance(a, actions.FollowLease)] == []
-
-
-def test_absence_makes_unknown_and_ends_only_with_a_silent_agent_after_some_polls() -> None:
-    def news(**changes: object) -> list[replicas.LeaseEvent]:
-        lease = dataclasses.replace(held(1), **changes)  # type: ignore[arg-type] # own fields
-        snap = picture(leases=(lease,), settling=True)
-        return [action.event for action in do(snap) if isinstance(action, actions.FollowLease)]
-
-    unknown = plans.lease(1, L.UNKNOWN)
-    assert news(absent_polls=0) == []
-    assert news(absent_polls=1) == [F.VANISHED]
-    assert news(lease=unknown, absent_polls=9) == []  # its agent speaks
-    assert news(lease=unknown, absent_polls=2, silent_s=60.0) == []  # too few polls
-    assert news(lease=unknown, absent_polls=3, silent_s=60.0) == [F.ENDED]
-    assert news(lease=unknown, absent_polls=3, silent_s=None) == [F.ENDED]
-    assert news(lease=plans.lease(1, L.REQUESTED), absent_polls=3, silent_s=None) == [F.ENDED]
-
-
-def test_stamped_jobs_are_adopted_and_those_of_ended_leases_cancelled() -> None:
-    jobs = (
-        job(1),
-        job(2, slurm.JobState.PENDING),
-        job(3, slurm.JobState.COMPLETED),
-        job(4, cluster="beta"),
-        job(5),
-    )
-    snap = picture(jobs=jobs, ended=frozenset({plans.lease(5).lease_id}), settling=True)
-    found = do(snap)
-    assert [action.job.job_id for action in found if isinstance(action, actions.AdoptLease)] == [
-        "1",
-        "2",
-    ]
-    assert [action.job_id for action in found if isinstance(action, actions.CancelJob)] == ["5"]
-    again = dataclasses.replace(snap, cancels={ids.SlurmJobId("5"): 1.0})
-    assert [a for a in do(again) if isinstance(a, actions.CancelJob)] == []
-
-
-def test_a_closing_leases_job_is_cancelled_if_its_agent_does_not_leave() -> None:
-    def cancelled(**changes: object) -> bool:
-        lease = dataclasses.replace(held(1, L.CLOSING), **changes)  # type: ignore[arg-type] # own fields
-        found = do(picture(leases=(lease,), jobs=(job(1),)))
-        return [type(action) for action in found] == [actions.CancelJob]
-
-    assert not cancelled(held_s=20.0)
-    assert cancelled(held_s=36.0)
-    assert cancelled(silent_s=None)
-    assert cancelled(silent_s=6.0)
-    # In a backfill lease nothing is drained, unless its replica had turned and callers stream there.
-    backfill = dataclasses.replace(held(1, L.CLOSING).lease, kind=fleet.LeaseKind.BACKFILL)
-    assert not cancelled(lease=backfill, held_s=9.0)
-    assert cancelled(lease=backfill, held_s=11.0)
-    closing = dataclasses.replace(held(1, L.CLOSING), lease=backfill, slots=(slot(),), held_s=11.0)
-    base = known(1, slot())
-    stats = fleet.ReplicaStats(0, seats=8, interactive=1)
-    streams = dataclasses.replace(base, replica=dataclasses.replace(base.replica, stats=stats))
-    found = do(picture(leases=(closing,), jobs=(job(1),), replicas=(streams,)))
-    assert not any(isinstance(action, actions.CancelJob) for action in found)
-
-
-def test_leases_without_an_agent_are_given_back() -> None:
-    def closed(**changes: object) -> list[str]:
-        lease = dataclasses.replace(held(1), **changes)  # type: ignore[arg-type] # own fields
-        found = do(picture(leases=(lease,), jobs=(job(1),)))
-        return [action.reason for action in found if isinstance(action, actions.CloseLease)]
-
-    assert closed(silent_s=None, held_s=59.0) == []
-    assert closed(silent_s=None, held_s=61.0) == ["no agent came within 60 s: see the lease's log"]
-    assert closed(silent_s=29.0) == []
-    assert closed(silent_s=31.0) == ["agent silent for 31 s"]
 
 
 def loaded(

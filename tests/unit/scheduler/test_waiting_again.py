@@ -4,7 +4,7 @@ import pytest
 
 from scheduler.contracts import requests
 from scheduler.core import admission
-from tests.unit.scheduler.test_admission import B, I, S, drained, names, offer, queue, rules, ticket
+from tests.unit.scheduler.queues import B, I, S, drained, names, offer, queue, rules, ticket
 
 
 @pytest.mark.parametrize("tier", [I, S])
