@@ -15,7 +15,7 @@ from accounting import (
     windows,
 )
 from accounting import bill as bills
-from scheduler.contracts import command_line, ports
+from scheduler.contracts import command_line, ports, stored
 from scheduler.contracts.command_line import CommandError
 
 
@@ -209,7 +209,7 @@ def _bill(
     answer = asking.ask(api, "bill", options, windows.of_month(month, datetime.UTC), month=month)
     if not _quiet(options, style):
         state = "closed" if answer["closed_us"] else "open, as of now"
-        span = windows.Window(**answer["window"])
+        span = stored.read(windows.Window, answer["window"])
         zone = windows.zone(answer["zone"])
         _head(
             f"Bill of {month} ({state}), in {answer['currency']}; "
@@ -248,7 +248,7 @@ def _reconcile(
         columns = layout.choose(options.format, columns)
     window = _window(options, place)
     answer = asking.ask(api, "reconcile", options, window, by=by)
-    window = windows.Window(**answer["window"])
+    window = stored.read(windows.Window, answer["window"])
     if not _quiet(options, style):
         _head(title, asking.window_text(window, tz), out)
     how = (options, style, asking.about(window, tz))
@@ -295,7 +295,7 @@ def _statement(
     if any((options.user, options.model, options.tier, options.clusters)):
         raise CommandError("a statement holds all of a team's month: only -A goes with --html")
     bill = asking.ask(api, "bill", unfiltered, windows.of_month(month, datetime.UTC), month=month)
-    span = windows.Window(**bill["window"])
+    span = stored.read(windows.Window, bill["window"])
     answers = [bill]
 
     def ask(team: str, by: str, unit: str) -> list[dict[str, Any]]:

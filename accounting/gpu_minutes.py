@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 from accounting import books, gpu_lines, schema, ship, stepcost
 from accounting import manifest as manifests
 from scheduler.contracts import clock as clocks
+from scheduler.contracts import stored
 
 FOLDER = "gpu_minutes"
 HOUR_US = 3_600_000_000
@@ -220,7 +221,7 @@ def load_day(folder: Path, at_us: int) -> dict[int, Hour]:
     """Return the hours of a UTC day by their beginnings; one that can't be read is made again."""
     try:
         found = json.loads(_day_file(folder, at_us).read_text())
-        return {int(hour_us): Hour(**fields) for hour_us, fields in found.items()}
+        return {int(hour_us): stored.read(Hour, fields) for hour_us, fields in found.items()}
     except (OSError, ValueError, TypeError):
         return {}
 

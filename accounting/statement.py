@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from accounting import charts, layout, money, rates, windows
+from scheduler.contracts import stored
 
 Ask = Callable[[str, str, str], list[dict[str, Any]]]
 _KINDS = ("uncached_prompt", "cached_prompt", "output")
@@ -111,7 +112,7 @@ def _statement(
     # in the next one is two requests then.
     month = _month(ask(team, "team", "month"))
     days = ask(team, "model", "day")
-    borders = windows.periods(windows.Window(**bill["window"]), "day", zone)
+    borders = windows.periods(stored.read(windows.Window, bill["window"]), "day", zone)
     models = list(dict.fromkeys(row.names[0] for row in _summed(own, ("model",))))
     return {
         "team": team,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from batch_jobs import estimates, lines, results
+from scheduler.contracts import stored
 
 log = logging.getLogger(__name__)
 FOLDER = "batch"
@@ -171,7 +172,7 @@ def rejects(folder: Path) -> Iterator[lines.BadLine]:
     """Yield the lines that intake refused."""
     with (folder / REJECTS).open("rb") as file:
         for text in file:
-            yield lines.BadLine(**json.loads(text))
+            yield stored.read(lines.BadLine, json.loads(text))
 
 
 def sweep(state_dir: Path) -> None:

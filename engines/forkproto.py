@@ -23,6 +23,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from scheduler.contracts import stored
+
 MAX_LINE_BYTES = 1024 * 1024  # for `asyncio.create_subprocess_exec(limit=…)`; a launch is a few KB
 
 
@@ -150,7 +152,7 @@ def decode(line: bytes) -> Any:
     """
     try:
         fields = json.loads(line)
-        return _TYPES[fields.pop("type")](**fields)
+        return stored.read(_TYPES[fields["type"]], fields)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ProtocolError(f"not a fork server message: {line[:80]!r}") from error
 

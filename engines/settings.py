@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from scheduler.contracts import stored
 from scheduler.contracts.settings import setting
 
 
@@ -153,7 +154,5 @@ class EnginesSettings:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "EnginesSettings":
         """Read what `to_json` wrote; keys that are missing have their defaults."""
-        fields = dict(value)
-        if "gpu_lock_dir" in fields:
-            fields["gpu_lock_dir"] = Path(fields["gpu_lock_dir"])
-        return cls(**fields)
+        made = {"gpu_lock_dir": Path(value["gpu_lock_dir"])} if "gpu_lock_dir" in value else {}
+        return stored.read(cls, value, **made)

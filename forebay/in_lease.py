@@ -7,20 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from forebay import sinks
-from scheduler.contracts import clock, command_line, ports
+from scheduler.contracts import clock, command_line, ports, stored
 from slurm_plugins import steps
 
-LAUNCHER = "FOREBAY_LAUNCHER"  # environment: the arguments of `steps.for_lease`, as JSON
+LAUNCHER = "FOREBAY_LAUNCHER"  # environment: `steps.Wanted`, as JSON
 
 
 def agent(told: Path) -> int:
     """Run the lease's agent."""
     from engines import agent as agents
+    from engines import told as tellings
     from engines.agent import spec
 
     try:
         read = spec.AgentSpec.read(told)
-    except spec.SpecError as error:
+    except tellings.SpecError as error:
         raise command_line.CommandError(str(error)) from error
     sink = sinks.open_spool(f"agent-{read.lease_id}")
     try:
@@ -47,4 +48,4 @@ def replica(told: Path) -> int:
 
 def launcher(env: Mapping[str, str]) -> ports.StepLauncher:
     """Return what the lease's environment asks for: srun in a real job, local processes elsewhere."""
-    return steps.for_lease(**json.loads(env[LAUNCHER]))
+    return steps.for_lease(stored.read(steps.Wanted, json.loads(env[LAUNCHER])))

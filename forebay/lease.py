@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 from engines import settings as engine_settings
 from engines.agent import spec
@@ -18,7 +17,7 @@ from forebay import settings as forebay_settings
 from scheduler.contracts import fleet, slurm
 from scheduler.runtime import address, guard
 from scheduler.runtime import settings as scheduler_settings
-from slurm_plugins import launch, sbatch
+from slurm_plugins import launch, sbatch, steps
 from slurm_plugins import settings as slurm_settings
 
 SPEC = "agent.json"
@@ -80,7 +79,9 @@ class Renderer:
         environment |= launch.environment(table.template)
         environment |= {
             sinks.SPOOL: self._here.spool(),
-            in_lease.LAUNCHER: json.dumps(self._launcher(gres_type, lease.hardware.gres)),
+            in_lease.LAUNCHER: json.dumps(
+                dataclasses.asdict(self._launcher(gres_type, lease.hardware.gres))
+            ),
         }
         return slurm.JobSpec(
             # The submit filter takes a lease without GPUs only where it says that it wants none.
@@ -136,16 +137,16 @@ class Renderer:
         own = table.charge_dedicated and lease.team != shared
         return lease.team if own else table.account
 
-    def _launcher(self, gres_type: str, gres: str) -> dict[str, Any]:
-        """Say how the agent starts its slots; see `slurm_plugins.steps.for_lease`."""
+    def _launcher(self, gres_type: str, gres: str) -> steps.Wanted:
+        """Say how the agent starts its slots."""
         table = self._here.config.table(slurm_settings.SlurmSettings)
-        return {
-            "client": self._port.kind,
-            "gres_type": gres_type,
-            "gres": gres,
-            "options": table.srun_options,
-            "start_timeout_s": table.step_start_timeout_s,
-        }
+        return steps.Wanted(
+            client=self._port.kind,
+            gres_type=gres_type,
+            gres=gres,
+            options=table.srun_options,
+            start_timeout_s=table.step_start_timeout_s,
+        )
 
     def _python(self) -> str:
         return self._here.config.table(forebay_settings.ForebaySettings).python or sys.executable

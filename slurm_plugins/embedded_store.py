@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scheduler.contracts import ids, slurm
+from scheduler.contracts import ids, slurm, stored
 from slurm_plugins import embedded_runner, hostlist, sbatch, steps
 
 
@@ -167,26 +167,18 @@ def _read(text: str, file: Path) -> State:
 
 
 def _record(raw: Mapping[str, Any]) -> Record:
-    return Record(
-        **{**raw, "spec": _spec(raw["spec"]), "state": slurm.JobState(raw["state"])},
-    )
+    return stored.read(Record, raw, spec=_spec(raw["spec"]), state=slurm.JobState(raw["state"]))
 
 
 def _reservation(raw: Mapping[str, Any]) -> slurm.Reservation:
     lists = {name: tuple(raw[name]) for name in ("nodes", "users", "accounts")}
-    return slurm.Reservation(**{**raw, **lists, "flags": frozenset(raw["flags"])})
+    return stored.read(slurm.Reservation, raw, **lists, flags=frozenset(raw["flags"]))
 
 
 def _spec(raw: Mapping[str, Any]) -> slurm.JobSpec:
-    stamp = raw["stamp"]
-    return slurm.JobSpec(
-        **{
-            **raw,
-            "partitions": tuple(raw["partitions"]),
-            "nodelist": tuple(raw["nodelist"]),
-            "exclude": tuple(raw["exclude"]),
-            "stamp": None
-            if stamp is None
-            else slurm.Stamp(**{**stamp, "lease_id": ids.LeaseId(stamp["lease_id"])}),
-        }
-    )
+    lists = {name: tuple(raw[name]) for name in ("partitions", "nodelist", "exclude")}
+    stamp = None
+    if raw["stamp"] is not None:
+        lease_id = ids.LeaseId(raw["stamp"]["lease_id"])
+        stamp = stored.read(slurm.Stamp, raw["stamp"], lease_id=lease_id)
+    return stored.read(slurm.JobSpec, raw, **lists, stamp=stamp)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -224,37 +225,39 @@ class SrunLauncher:
         return kind(f"job {self._job_id}: srun ended with {code} before the step started: {said}")
 
 
-def for_lease(
-    client: str,
-    *,
-    gres_type: str = "",
-    gres: str = "gpu",
-    options: Sequence[str] = (),
-    start_timeout_s: float = 60.0,
-) -> "SrunLauncher | LocalLauncher":
-    """Return the launcher for the lease that this process runs in.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wanted:
+    """How the slots of a lease are to be started.
 
-    Args:
+    Attributes:
         client: the kind of client that submitted the lease; `embedded` has no srun.
-        gres_type: see `SrunLauncher`.
-        gres: see `SrunLauncher`.
-        options: see `SrunLauncher`.
-        start_timeout_s: see `SrunLauncher`.
+        gres_type: and all that follows: see `SrunLauncher`.
+    """
+
+    client: str
+    gres_type: str = ""
+    gres: str = "gpu"
+    options: Sequence[str] = ()
+    start_timeout_s: float = 60.0
+
+
+def for_lease(wanted: Wanted) -> "SrunLauncher | LocalLauncher":
+    """Return the launcher for the lease that this process runs in.
 
     Raises:
         slurm.SlurmRefused: this is no Slurm job.
     """
-    if client == "embedded":
+    if wanted.client == "embedded":
         return LocalLauncher()
     job_id = os.environ.get("SLURM_JOB_ID", "")
     if not job_id:
         raise slurm.SlurmRefused("SLURM_JOB_ID is not set: a lease's agent runs in a Slurm job")
     return SrunLauncher(
         job_id,
-        gres_type=gres_type,
-        gres=gres,
-        options=options,
-        start_timeout_s=start_timeout_s,
+        gres_type=wanted.gres_type,
+        gres=wanted.gres,
+        options=wanted.options,
+        start_timeout_s=wanted.start_timeout_s,
     )
 
 

@@ -1,21 +1,15 @@
 """What an agent is told at its start: a JSON file that the lease's script names, and Slurm's environment."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from engines import settings
+from engines import settings, told
 from scheduler.contracts import fleet
 
 
-class SpecError(ValueError):
-    """The spec can't be used; the message says which file and why."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
-class AgentSpec:
+class AgentSpec(told.Spec):
     """A lease's agent.
 
     Attributes:
@@ -50,39 +44,6 @@ class AgentSpec:
     options: settings.EnginesSettings = dataclasses.field(default_factory=settings.EnginesSettings)
     parts: int = 1
     nodes: int = 1
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the spec as JSON values."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**fields, "options": self.options.to_json()}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "AgentSpec":
-        """Read what `to_json` wrote.
-
-        Raises:
-            SpecError: a field is missing, unknown or wrong.
-        """
-        try:
-            fields = dict(value)
-            fields["slot_argv"] = tuple(fields["slot_argv"])
-            fields["replica_argv"] = tuple(fields["replica_argv"])
-            fields["options"] = settings.EnginesSettings.from_json(fields.get("options", {}))
-            return cls(**fields)
-        except (KeyError, TypeError, ValueError) as error:
-            raise SpecError(f"agent spec: {error}") from error
-
-    @classmethod
-    def read(cls, path: Path) -> "AgentSpec":
-        """Read the spec from a file.
-
-        Raises:
-            SpecError: it can't be read, or is wrong.
-        """
-        try:
-            return cls.from_json(json.loads(path.read_bytes()))
-        except (OSError, ValueError) as error:
-            raise SpecError(f"{path}: {error}") from error
 
     def spread(self, gpus: int) -> int:
         """Return over how many nodes a slot of so many GPUs goes."""

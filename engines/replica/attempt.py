@@ -15,7 +15,7 @@ from typing import Any
 from starlette import types
 
 from engines.replica import adapters, answers, asked, engine, gate, response, rows, tempo, trunk
-from scheduler.contracts import clock, errors, fleet, frames, requests, trunks, usage
+from scheduler.contracts import clock, errors, fleet, frames, requests, stored, trunks, usage
 
 _BYTES_A_TOKEN = 4  # of English text in the usual tokenizers; nothing here has tokenized it yet
 CANCEL_S = 5.0  # for an engine app that does not end when cancelled; then it is left behind
@@ -165,7 +165,7 @@ class Attempts:
         if raw is not None:
             try:
                 fields = json.loads(urllib.parse.unquote(raw.decode("ascii")))
-                identity = usage.Identity(**fields)
+                identity = stored.read(usage.Identity, fields)
                 requests.Tier(identity.tier)
             except (TypeError, UnicodeDecodeError) as error:
                 raise ValueError(f"X-Forebay-Identity: {error}") from error

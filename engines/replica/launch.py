@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from engines import private
 from engines.replica import app, state, throttle
-from scheduler.contracts import fleet, usage
+from scheduler.contracts import fleet, spec_json, stored, usage
 
 STATUS_FD = "FOREBAY_STATUS_FD"  # environment: the pipe's number
 SinkFactory = Callable[[str], usage.UsageSink]
@@ -84,15 +84,14 @@ class Launch:
             LaunchError: a field is missing, unknown or wrong.
         """
         try:
-            fields = dict(value)
-            spec = dict(fields["spec"])
-            spec["engine"] = fleet.EngineKind(spec["engine"])
-            spec["hardware"] = fleet.Hardware(**spec.get("hardware", {}))
-            fields["spec"] = fleet.ReplicaSpec(**spec)
-            fields["role"] = fleet.Role(fields["role"])
-            if fields.get("rank") is not None:
-                fields["rank"] = Rank(**fields["rank"])
-            return cls(**fields)
+            rank = value.get("rank")
+            return stored.read(
+                cls,
+                value,
+                spec=spec_json.read(value["spec"]),
+                role=fleet.Role(value["role"]),
+                rank=None if rank is None else stored.read(Rank, rank),
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise LaunchError(f"launch record: {error}") from error
 

@@ -9,13 +9,14 @@ def main(spec_path: Path) -> int:
     import logging
     import sys
 
+    from engines import told as tellings
     from engines.slot import scratch, spec, supervisor
     from scheduler.contracts import clock
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         told = spec.SlotSpec.read(Path(spec_path))
-    except spec.SpecError as error:
+    except tellings.SpecError as error:
         print(f"forebay slot: error: {error}", file=sys.stderr)
         return 1
     try:

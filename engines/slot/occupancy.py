@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from engines import processes
+from scheduler.contracts import stored
 
 
 class Occupied(Exception):
@@ -55,7 +56,7 @@ class Occupancy:
     def holder(self, gpu: str) -> Holder | None:
         """Return the living holder of a GPU, or None."""
         try:
-            found = Holder(**json.loads(self._note(gpu).read_text()))
+            found = stored.read(Holder, json.loads(self._note(gpu).read_text()))
         except (OSError, ValueError, TypeError):
             return None
         return found if found.alive else None
@@ -100,8 +101,9 @@ class Occupancy:
         with contextlib.suppress(OSError), self._locked():
             for gpu in names:
                 with contextlib.suppress(OSError, ValueError, TypeError):
-                    if Holder(**json.loads(self._note(gpu).read_text())).replica_id == replica_id:
-                        self._note(gpu).unlink()
+                    note = self._note(gpu)
+                    if stored.read(Holder, json.loads(note.read_text())).replica_id == replica_id:
+                        note.unlink()
 
     def _note(self, gpu: str) -> Path:
         return self._folder / gpu.replace("/", "_")

@@ -1,20 +1,12 @@
 """What a slot's supervisor is told at its start, as a JSON file that the agent writes."""
 
 import dataclasses
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
-from engines import settings
-
-
-class SpecError(ValueError):
-    """The spec can't be used; the message says which file and why."""
+from engines import settings, told
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SlotSpec:
+class SlotSpec(told.Spec):
     """A slot.
 
     Attributes:
@@ -48,35 +40,3 @@ class SlotSpec:
     sink_factory: str
     options: settings.EnginesSettings
     parts: int = 1
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the spec as JSON values."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**fields, "options": self.options.to_json()}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "SlotSpec":
-        """Read what `to_json` wrote.
-
-        Raises:
-            SpecError: a field is missing, unknown or wrong.
-        """
-        try:
-            fields = dict(value)
-            fields["replica_argv"] = tuple(fields["replica_argv"])
-            fields["options"] = settings.EnginesSettings.from_json(fields["options"])
-            return cls(**fields)
-        except (KeyError, TypeError, ValueError) as error:
-            raise SpecError(f"slot spec: {error}") from error
-
-    @classmethod
-    def read(cls, path: Path) -> "SlotSpec":
-        """Read the spec from a file.
-
-        Raises:
-            SpecError: it can't be read, or is wrong.
-        """
-        try:
-            return cls.from_json(json.loads(path.read_bytes()))
-        except (OSError, ValueError) as error:
-            raise SpecError(f"{path}: {error}") from error

@@ -10,15 +10,12 @@ import sys
 from typing import Any, TextIO
 
 from engines.vllm import arguments, process
-from scheduler.contracts import fleet
+from scheduler.contracts import spec_json
 
 
 def fault(text: str, parse: Any) -> str:
     """Return what is wrong with the spec in ``text``, or ""."""
-    value = json.loads(text)
-    hardware = fleet.Hardware(**value.get("hardware", {}))
-    typed = {"engine": fleet.EngineKind(value["engine"]), "hardware": hardware}
-    spec = fleet.ReplicaSpec(**{**value, **typed})
+    spec = spec_json.read(json.loads(text))
     try:
         parse(spec)
     except arguments.ArgumentError as error:

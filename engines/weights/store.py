@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engines.weights import budget
-from scheduler.contracts import weights
+from scheduler.contracts import stored, weights
 
 ABOUT = ".forebay-weights.json"  # in a published or begun folder: whose it is
 
@@ -172,7 +172,7 @@ class Store:
         """Return whose weights a key stands for; None: nothing is there, or it has just begun."""
         for folder in (self.models(key), self.staging(key)):
             with contextlib.suppress(OSError, ValueError, TypeError):
-                return About(**json.loads((folder / ABOUT).read_text()))
+                return stored.read(About, json.loads((folder / ABOUT).read_text()))
         return None
 
     def evict(self, key: str) -> bool:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
-from scheduler.contracts import weights
+from scheduler.contracts import stored, weights
 
 # Bytes of a range: S3 and parallel file systems are near their best from 8 MiB on.
 CHUNK = 16 * 1024 * 1024
@@ -84,6 +84,5 @@ class Task:
     def from_json(cls, text: str) -> "Task":
         """Read what `to_json` wrote."""
         value: dict[str, Any] = json.loads(text)
-        value["order"] = Order(**value["order"])
-        value["options"] = Options(**value["options"])
-        return cls(**value)
+        order = stored.read(Order, value["order"])
+        return stored.read(cls, value, order=order, options=stored.read(Options, value["options"]))

@@ -20,6 +20,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from scheduler.contracts import stored
+
 MEDIA_TYPE = "application/vnd.forebay.frames"
 HEADER = struct.Struct("!BxHIIII")
 NO_ADAPTER = "adapter_missing"  # code of a replica's 429: others have seats there
@@ -124,8 +126,7 @@ class End:
     def parse(cls, payload: bytes) -> "End":
         """Read the payload of an END frame."""
         fields: dict[str, Any] = json.loads(payload)
-        fields["finish_reasons"] = tuple(fields["finish_reasons"])
-        return cls(**fields)
+        return stored.read(cls, fields, finish_reasons=tuple(fields["finish_reasons"]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class Error:
     @classmethod
     def parse(cls, payload: bytes) -> "Error":
         """Read the payload of an ERROR frame."""
-        return cls(**json.loads(payload))
+        return stored.read(cls, json.loads(payload))
 
 
 _KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}

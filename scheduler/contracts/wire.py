@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 
-from scheduler.contracts import fleet, ids, loras
+from scheduler.contracts import fleet, ids, loras, stored
 from scheduler.contracts.v1 import control_pb2 as pb
 
 CHANNEL_OPTIONS = (
@@ -86,10 +86,7 @@ def spec_from_pb(message: pb.ReplicaSpec) -> fleet.ReplicaSpec:
 
 
 def _hardware(text: str) -> fleet.Hardware:
-    """Return hardware from JSON; keys of a newer release are left out."""
-    names = {field.name for field in dataclasses.fields(fleet.Hardware)}
-    said = json.loads(text or "{}")
-    return fleet.Hardware(**{key: item for key, item in said.items() if key in names})
+    return stored.read(fleet.Hardware, json.loads(text or "{}"))
 
 
 def stats_to_pb(stats: fleet.ReplicaStats) -> pb.ReplicaStats:

@@ -88,7 +88,9 @@ async def test_a_gateways_report_that_can_not_be_taken_ends_nothing_and_is_count
 
         async with asyncio.timeout(10):
             await report(1)
-            assert (await call.read()).epoch == leader.live.epoch
+            view = await call.read()
+            assert isinstance(view, pb.FleetView)
+            assert view.epoch == leader.live.epoch
             await report(2, "chat", "odd")
             await report(2, "odd")
             await report(3, "chat")

@@ -6,10 +6,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from scheduler.contracts import errors, fleet, requests
+from scheduler.contracts import errors, fleet, requests, spec_json, stored
 from scheduler.core import autoscale, snapshot
 from scheduler.runtime import config, scaling
-from scheduler.runtime.registry import database, declared, spec_json, tables
+from scheduler.runtime.registry import database, declared, tables
 
 
 class Catalog:
@@ -127,7 +127,7 @@ def _rules(rules: Mapping[str, Any]) -> dict[str, Any]:
         "preload": tuple(rules.get("preload", ())),
         "shadow": shadow.get("version", ""),
         "shadow_percent": shadow.get("percent", 0),
-        "pools": tuple(fleet.Pool(**pool) for pool in rules.get("pools", ())),
+        "pools": tuple(stored.read(fleet.Pool, pool) for pool in rules.get("pools", ())),
         "base_context": rules.get("base_context", 0),
         "runner": rules.get("runner", ""),
     }

@@ -6,7 +6,7 @@ They stand in one fact, read and written whole: there are few.
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from scheduler.contracts import errors
+from scheduler.contracts import errors, stored
 from scheduler.runtime.registry import database, journal, tables
 
 NAME = "cordons"
@@ -82,4 +82,6 @@ class Cordons:
 
 
 def _read(row: tables.Fact | None) -> dict[str, Cordon]:
-    return {} if row is None else {name: Cordon(**body) for name, body in row.body.items()}
+    return (
+        {} if row is None else {name: stored.read(Cordon, body) for name, body in row.body.items()}
+    )

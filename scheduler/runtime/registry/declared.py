@@ -11,11 +11,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from scheduler.contracts import errors
+from scheduler.contracts import errors, spec_json
 from scheduler.core import replicas, rollouts
 from scheduler.runtime import config
 from scheduler.runtime.models import changes, compiled, document, imported
-from scheduler.runtime.registry import database, spec_json, tables
+from scheduler.runtime.registry import database, tables
 
 CHANNEL = "forebay_catalog"  # PostgreSQL's NOTIFY
 STATE = "catalog"

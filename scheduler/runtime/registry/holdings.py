@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from scheduler.contracts import errors, fleet, ids
+from scheduler.contracts import errors, fleet, ids, spec_json, stored
 from scheduler.core import replicas, snapshot
-from scheduler.runtime.registry import database, journal, spec_json, tables
+from scheduler.runtime.registry import database, journal, tables
 
 ENDED_KEPT = 1000  # ended leases whose stamps are still known; older jobs are long gone from Slurm
 
@@ -189,7 +189,7 @@ def _lease(row: tables.Lease) -> fleet.Lease:
         state=fleet.LeaseState(row.state),
         gpus=row.gpus,
         gres_type=row.gres_type,
-        hardware=spec_json.hardware(row.hardware),
+        hardware=stored.read(fleet.Hardware, row.hardware),
         partition=row.partition,
         slurm_job_id=row.slurm_job_id,
         nodes=tuple(row.nodes),

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from scheduler.contracts import errors
+from scheduler.contracts import errors, stored
 from scheduler.core import rollouts
 from scheduler.runtime.models import document
 from scheduler.runtime.registry import database, declared, tables
@@ -116,8 +116,5 @@ def _write(rollout: rollouts.Rollout) -> dict[str, Any]:
 
 
 def _read(body: dict[str, Any]) -> rollouts.Rollout:
-    known = {field.name for field in dataclasses.fields(rollouts.Rollout)}
-    found = {key: value for key, value in body.items() if key in known}
-    return rollouts.Rollout(
-        **{**found, "steps": tuple(found["steps"]), "state": rollouts.State(found["state"])}
-    )
+    state = rollouts.State(body["state"])
+    return stored.read(rollouts.Rollout, body, steps=tuple(body["steps"]), state=state)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from scheduler.contracts import stored
 from scheduler.runtime import node_weights
 from scheduler.runtime.registry import database, journal, tables
 
@@ -45,4 +46,4 @@ def _row(found: tables.Fact | None, now_us: int) -> tables.Fact:
 
 def _read(row: tables.Fact | None) -> tuple[node_weights.Act, ...]:
     body = {} if row is None else row.body
-    return tuple(node_weights.Act(**act) for act in body.get("acts", []))
+    return tuple(stored.read(node_weights.Act, act) for act in body.get("acts", []))

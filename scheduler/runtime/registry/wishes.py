@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from scheduler.contracts import errors
+from scheduler.contracts import errors, stored
 from scheduler.runtime.registry import database, journal, tables
 
 NAME = "wishes"
@@ -123,7 +123,7 @@ def _young(body: Mapping[str, Any], now_us: int) -> dict[str, Any]:
 
 def _read(body: Mapping[str, Any]) -> Standing:
     found = {
-        kind: {name: Mark(**mark) for name, mark in body.get(kind, {}).items()}
+        kind: {name: stored.read(Mark, mark) for name, mark in body.get(kind, {}).items()}
         for kind in ("batch", "drains", "preempts")
     }
     return Standing(found["batch"].get(BATCH), found["drains"], found["preempts"])

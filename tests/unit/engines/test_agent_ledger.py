@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engines import settings
+from engines import told as tellings
 from engines.agent import lease, ledger, spec
 from engines.replica import work
 from engines.slot import spec as slot_spec
@@ -170,7 +171,7 @@ def test_specs_survive_their_files_and_name_their_faults(tmp_path: Path) -> None
     assert spec.AgentSpec.read(path) == told()
     assert told().logs == Path("/r/logs")
     path.write_text('{"cluster": "c"}')
-    with pytest.raises(spec.SpecError, match=r"agent.json: agent spec: 'slot_argv'"):
+    with pytest.raises(tellings.SpecError, match=r"agent\.json: AgentSpec.* missing .*'slot_argv'"):
         spec.AgentSpec.read(path)
     slot = slot_spec.SlotSpec(
         slot_id="l-1.s0",
@@ -191,7 +192,7 @@ def test_specs_survive_their_files_and_name_their_faults(tmp_path: Path) -> None
     )
     path.write_text(json.dumps(slot.to_json()))
     assert slot_spec.SlotSpec.read(path) == slot
-    with pytest.raises(slot_spec.SpecError, match="No such file"):
+    with pytest.raises(tellings.SpecError, match="No such file"):
         slot_spec.SlotSpec.read(tmp_path / "none")
 
 

@@ -7,10 +7,10 @@ import itertools
 import pytest
 import sqlalchemy as sa
 
-from scheduler.contracts import clock, fleet, ids, slurm
+from scheduler.contracts import clock, fleet, ids, slurm, spec_json
 from scheduler.core import replicas, snapshot
 from scheduler.runtime import entries, live
-from scheduler.runtime.registry import holdings, retention, spec_json, store, tables
+from scheduler.runtime.registry import holdings, retention, store, tables
 
 LEASES = 10_000
 HOUR_US = 3_600_000_000

@@ -51,11 +51,11 @@ def test_the_tail_of_a_log_is_one_line_of_this_start(tmp_path: Path) -> None:
 
 def test_a_lease_outside_slurm_has_no_srun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert isinstance(steps.for_lease("embedded"), steps.LocalLauncher)
+    assert isinstance(steps.for_lease(steps.Wanted("embedded")), steps.LocalLauncher)
     with pytest.raises(slurm.SlurmRefused, match="SLURM_JOB_ID"):
-        steps.for_lease("cli")
+        steps.for_lease(steps.Wanted("cli"))
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    assert isinstance(steps.for_lease("cli"), steps.SrunLauncher)
+    assert isinstance(steps.for_lease(steps.Wanted("cli")), steps.SrunLauncher)
 
 
 def _no_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
