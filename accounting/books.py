@@ -15,7 +15,7 @@ from typing import Any
 
 import duckdb
 
-from accounting import columns, merge, schema, segment, ship
+from accounting import columns, footers, merge, schema, segment, ship
 from accounting import manifest as manifests
 
 _ATTEMPTS = 5
@@ -63,12 +63,15 @@ class Moved(Exception):
 
 
 class Books:
-    """Opens readings of one state folder; keeps which files it has verified.
+    """Opens readings of one state folder; keeps which files it has verified, and what they say of themselves.
 
     Args:
         state_dir: Forebay's state folder.
         memory_mb: DuckDB's memory limit for one reading.
         at_most_s: how long a reading may be open before what it runs is interrupted; 0: for ever.
+
+    Attributes:
+        footers: of files that were summed without SQL.
     """
 
     def __init__(self, state_dir: Path, *, memory_mb: int = 512, at_most_s: float = 0) -> None:
@@ -77,6 +80,7 @@ class Books:
         self._memory_mb = memory_mb
         self._at_most_s = at_most_s
         self._verified: dict[str, tuple[int, int, int]] = {}
+        self.footers = footers.Footers()
         self._lock = threading.Lock()
 
     @contextlib.contextmanager

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from accounting import owner_runs
+from accounting import footers, owner_runs
 from scheduler.contracts import usage
 
 SUMS = ("uncached_prompt_tokens", "cached_prompt_tokens", "output_tokens")
@@ -59,47 +59,81 @@ class Summed:
     most: int
 
 
-def of_file(path: Path, wanted: Wanted, span: int | None) -> Summed | None:
+def of_file(
+    path: Path, wanted: Wanted, span: int | None, kept: footers.Footers, sha256: str
+) -> Summed | None:
     """Return the sums of one file; None if it does not say that they fit into 64 bits.
 
     Args:
         path: of the file.
         wanted: what is asked.
         span: in which of the spans every row of the file arrived, None if that has to be looked at.
+        kept: what is known of files already.
+        sha256: of the file, by which it is known.
 
     Raises:
         OSError: it can't be read.
         owner_runs.Damaged: the runs that it keeps are not those of its rows.
     """
     texts = tuple(dict.fromkeys((*wanted.keys, _PAYER)))
+    footer = kept.get((sha256, texts))
     with (
         pa.OSFile(str(path)) as source,
         # A read in one thread waits for nobody, where reading ahead goes through a pool of others.
-        pq.ParquetFile(source, read_dictionary=list(texts), pre_buffer=False) as file,
+        pq.ParquetFile(
+            source,
+            metadata=None if footer is None else footer.about,
+            read_dictionary=list(texts),
+            pre_buffer=False,
+        ) as file,
     ):
-        about = file.metadata
-        place = {name: number for number, name in enumerate(about.schema.names)}
-        kept = owner_runs.stored(about, texts)
-        parts: list[Any] = []
-        most = 0
-        for number in range(about.num_row_groups):
-            group = about.row_group(number)
-            largest = _largest(group, place)
-            if largest is None or (most := most + group.num_rows * largest) > MOST:
-                return None
-            same = {} if kept else _same(group, place, texts)
-            if not group.num_rows or same.get(_PAYER, _TEAM) != _TEAM:
-                continue
-            if kept:
-                its = kept[number].joined()
-            else:
-                read = [name for name in texts if name not in same] or [_PAYER]
-                rows = file.read_row_group(number, columns=read, use_threads=False)
-                its = owner_runs.found(rows, texts, same)
-            parts.append(_summed(functools.partial(_numbers, file, number), its, wanted, span))
-            if len(parts) == _AT_ONCE:
-                parts = [added_up(parts, wanted.keys)]
+        if footer is None:
+            footer = _footer(file.metadata, texts)
+            kept.put((sha256, texts), footer)
+        return _summed_up(file, footer, wanted, span, texts)
+
+
+def _footer(about: Any, texts: Sequence[str]) -> footers.Footer:
+    place = {name: number for number, name in enumerate(about.schema.names)}
+    groups = [about.row_group(number) for number in range(about.num_row_groups)]
+    its = owner_runs.stored(about, texts)
+    return footers.Footer(
+        about,
+        None if its is None else [each.joined() for each in its],
+        [_largest(group, place) for group in groups],
+    )
+
+
+def _summed_up(
+    file: Any, footer: footers.Footer, wanted: Wanted, span: int | None, texts: Sequence[str]
+) -> Summed | None:
+    parts: list[Any] = []
+    most = 0
+    for number, largest in enumerate(footer.largest):
+        group = footer.about.row_group(number)
+        if largest is None or (most := most + group.num_rows * largest) > MOST:
+            return None
+        if not group.num_rows:
+            continue
+        its = _found(file, number, texts) if footer.its is None else footer.its[number]
+        if its is None:
+            continue
+        parts.append(_summed(functools.partial(_numbers, file, number), its, wanted, span))
+        if len(parts) == _AT_ONCE:
+            parts = [added_up(parts, wanted.keys)]
     return Summed(parts, most)
+
+
+def _found(file: Any, number: int, texts: Sequence[str]) -> owner_runs.Runs | None:
+    """Find a row group's runs in its columns of texts; None if nothing in it is a team's to pay."""
+    about = file.metadata
+    place = {name: column for column, name in enumerate(about.schema.names)}
+    same = _same(about.row_group(number), place, texts)
+    if same.get(_PAYER, _TEAM) != _TEAM:
+        return None
+    read = [name for name in texts if name not in same] or [_PAYER]
+    rows = file.read_row_group(number, columns=read, use_threads=False)
+    return owner_runs.found(rows, texts, same)
 
 
 def _largest(group: Any, place: Mapping[str, int]) -> int | None:

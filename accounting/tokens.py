@@ -102,7 +102,8 @@ def _added(records: books.Books, files: Sequence[manifest.File], wanted: runs.Wa
     def one(file: manifest.File) -> runs.Summed | owner_runs.Damaged | None:
         inside = (n for n, span in enumerate(wanted.spans) if schema.lies_within(file.day, *span))
         try:
-            return runs.of_file(records.path(file), wanted, next(inside, None))
+            where = next(inside, None)
+            return runs.of_file(records.path(file), wanted, where, records.footers, file.sha256)
         except owner_runs.Damaged as error:
             return error
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting import pieces, runs, schema
+from accounting import footers, pieces, runs, schema
 from scheduler.contracts import usage
 from tests.unit.accounting import samples
 
@@ -72,7 +72,7 @@ def test_sums_by_runs_are_sums_over_rows(
 
 
 def summed(path: pathlib.Path, wanted: runs.Wanted, span: int | None) -> Counter[Any]:
-    found = runs.of_file(path, wanted, span)
+    found = runs.of_file(path, wanted, span, footers.Footers(), "")
     assert found is not None
     table = runs.added_up(found.parts, wanted.keys)
     answer: Counter[Any] = Counter()

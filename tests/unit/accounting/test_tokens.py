@@ -227,11 +227,11 @@ def test_files_that_a_compaction_replaced_meanwhile_are_looked_up_anew(
     really = runs.of_file
     gone: list[Path] = []
 
-    def of_file(path: Path, wanted: runs.Wanted, span: int | None) -> runs.Summed | None:
+    def of_file(path: Path, *given: Any) -> runs.Summed | None:
         if not gone:
             gone.append(path)
             raise FileNotFoundError(path)
-        return really(path, wanted, span)
+        return really(path, *given)
 
     monkeypatch.setattr(runs, "of_file", of_file)
     (found,) = tokens.take(books.Books(tmp_path), SPANS, KEYS).sums
