@@ -41,8 +41,8 @@ GAPS = """\
 Of a replica callers need the part of a 40 tokens/s step that their own prompts and tokens take, its base
 included; the rest, and every GPU without a replica, is left. Lent is what is left of replicas in which batch
 runs. Starts are neither; GPU time left while no batch job had work is apart too, for nobody could use it.
-On the chat platform eleven of thirteen models have no batch work of their own, and no other model can use what
-their callers leave of a replica: "beside callers" is that.
+On the chat platform eleven of thirteen models have no batch work of their own, and no other model can use
+what their callers leave of a replica: "beside callers" is that.
 """
 
 CALIBRATION = """\
