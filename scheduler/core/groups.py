@@ -221,6 +221,12 @@ class Group:
             return self.of(self._positions)
         return [key for key in order if inside[key & AT]]
 
+    def order(self, *, long: bool) -> Sequence[int] | None:
+        """Return the keys of all members with room, least work first, where such a list is kept."""
+        if long:
+            return self._long_order
+        return self.pool.order if self._inside is None else None
+
     def of(self, positions: Iterable[int]) -> list[int]:
         """Return the keys of those at ``positions`` that have room, least work first."""
         keys = self.pool.keys

@@ -1,6 +1,6 @@
 """Who is thought to hold how much of one prompt, the longest first; who holds less only when asked. Pure."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from scheduler.contracts import ids
 
@@ -46,19 +46,26 @@ class Holders:
                     return share
         return 0.0
 
-    def levels(self) -> Iterator[tuple[float, list[ids.ReplicaId]]]:
-        """Yield each share and who holds it, by falling share."""
-        for share, mask in self._levels:
-            names, left = list[ids.ReplicaId](), mask
-            while left:
-                low = left & -left
-                names.append(self._at[low])
-                left ^= low
-            yield share, names
+    def levels(self) -> Sequence[tuple[float, int]]:
+        """Return each share and a mask of who holds it, by falling share."""
+        return self._levels
+
+    def names(self, mask: int) -> list[ids.ReplicaId]:
+        """Return who is in a mask."""
+        names, left = list[ids.ReplicaId](), mask
+        while left:
+            low = left & -left
+            names.append(self._at[low])
+            left ^= low
+        return names
+
+    def has(self, mask: int, replica_id: ids.ReplicaId) -> bool:
+        """Return whether a replica is in a mask."""
+        return bool(mask & self._bit(replica_id))
 
     def shares(self) -> dict[ids.ReplicaId, float]:
         """Return every holder's share."""
-        return {name: share for share, names in self.levels() for name in names}
+        return {name: share for share, mask in self._levels for name in self.names(mask)}
 
 
 NOBODY = Holders((), {}, lambda _: 0)

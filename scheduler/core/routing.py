@@ -119,6 +119,7 @@ class Choice(msgspec.Struct, frozen=True):
     cached_share: float = 0.0
 
 
+_FEW_HOLDERS = 4
 _ONE_BY_ONE = 16  # members looked at each for itself; from there on in one go
 STALE = "round-robin: stale statistics"
 
@@ -233,6 +234,22 @@ class _Field:
         below = max(idle_below, (math.floor(most) + 1) << groups.SHIFT)
         return keys if keys[-1] < below else keys[: bisect.bisect_left(keys, below)]
 
+    def holding(self, mask: int, share: float) -> Sequence[int]:
+        """Return the keys of those in a mask of holders that have room and are not saturated."""
+        group, held, known = self.group, self.at.held, self.members
+        if (many := mask.bit_count()) > _FEW_HOLDERS:
+            order = group.order(long=self.ask.long)
+            if order is not None:
+                # Of a busy pool few are not saturated: sooner looked for in the mask than it is read out.
+                free = self.unsaturated(order, share)
+                if len(free) <= many:
+                    return [
+                        key for key in free if held.has(mask, known[key & groups.AT].replica_id)
+                    ]
+        named = group.long_named if self.ask.long else group.named
+        found = [at for name in held.names(mask) if (at := named.get(name)) is not None]
+        return self.unsaturated(group.of(found), share)
+
     @property
     def bound(self) -> float:
         """Tokens beyond which a member is saturated, as far as the mean of all decides."""
@@ -297,16 +314,14 @@ def _holders(field: _Field) -> Scored:
     A batch line that shares what a holder has adds nothing to it: lines that begin alike follow each other,
     and hold that beginning together. Statistics correct this where it was in nobody's use.
     """
-    group, wanted = field.group, field.wanted
-    named = group.long_named if field.ask.long else group.named
+    wanted = field.wanted
     whole = wanted.kv_tokens
-    for share, names in field.at.held.levels():
+    for share, mask in field.at.held.levels():
         if share < field.policy.least_share:
             break
-        known = [at for name in names if (at := named.get(name)) is not None]
-        if known:
+        if keys := field.holding(mask, share):
             wanted.kv_tokens = field.ask.kv_beside(share)
-            yield share, field.unsaturated(group.of(known), share)
+            yield share, keys
     wanted.kv_tokens = whole
 
 
