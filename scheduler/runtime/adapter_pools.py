@@ -361,7 +361,7 @@ class Pools:
 
     def restore(self, body: Mapping[str, Any]) -> None:
         """Begin with what another leader knew."""
-        for model, version, name, path, reason, at_us, until_us in body.get("quarantine", ()):
+        for model, version, name, path, reason, at_us, until_us, *_ in body.get("quarantine", ()):
             self._quarantine[model, version, name, path] = Fault(reason, at_us, until_us)
         for model, counts in body.get("popular", {}).items():
             self._popular[model] = popularity.Popularity(dict(counts), sum(counts.values()))

@@ -1,8 +1,10 @@
 """What a leader reads in the registry: what the one before held, and what admins wish by now."""
 
 import asyncio
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from scheduler.contracts import clock
 from scheduler.core import floors
@@ -10,29 +12,41 @@ from scheduler.runtime import adapter_pools, live, overlap, schedules
 from scheduler.runtime.registry import store, weight_acts
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 async def held(registry: store.Registry, picture: live.Live, now: float) -> None:
     """Take up what the registry says is open, and what leaders before have measured."""
     picture.restore(await asyncio.to_thread(registry.holdings.load), now)
-    starts = await asyncio.to_thread(registry.journal.fact, "starts")
-    if starts is not None:
-        picture.starts.restore(starts.body)
-    adapters = await asyncio.to_thread(registry.journal.fact, adapter_pools.FACT)
-    if adapters is not None:
-        picture.adapters.restore(adapters.body)
+    for name, take in (
+        ("starts", picture.starts.restore),
+        (adapter_pools.FACT, picture.adapters.restore),
+    ):
+        fact = await asyncio.to_thread(registry.journal.fact, name)
+        if fact is not None:
+            _recall(name, functools.partial(take, fact.body))
 
 
 async def overlapped(registry: store.Registry, time: clock.Clock) -> overlap.Overlap:
     """Return what rollovers have cost until now, by the leaders before."""
     told = await asyncio.to_thread(registry.journal.fact, overlap.FACT)
     hours = await asyncio.to_thread(registry.journal.fact, overlap.HOURS)
-    return overlap.Overlap(
-        told.body if told is not None else None,
-        time.monotonic(),
-        time.wall_us(),
-        hours.body if hours is not None else None,
+    fresh = functools.partial(overlap.Overlap, now=time.monotonic(), now_us=time.wall_us())
+    known = functools.partial(
+        fresh, told.body if told else None, hours=hours.body if hours else None
     )
+    return _recall(overlap.FACT, known) or fresh(None)
+
+
+def _recall(name: str, take: Callable[[], T]) -> T | None:
+    """Take up what leaders before have measured; who can not read it leads all the same, and judges later."""
+    try:
+        return take()
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        log.warning(
+            "what leaders before have left of %s can't be read, it begins anew: %r", name, error
+        )
+        return None
 
 
 async def wishes(

@@ -50,6 +50,9 @@ async def serve(
             log.warning("epoch %d is over: another broker leads", epoch)
         except (exc.SQLAlchemyError, database.Fenced) as error:
             log.warning("epoch %d could not begin, standing by again: %s", epoch, error)
+        except Exception:
+            # A registry in which this release can't read something: another broker's may.
+            log.exception("epoch %d could not begin, standing by again", epoch)
         finally:
             if placing is not None:
                 placing.cancel()

@@ -124,7 +124,16 @@ async def test_a_lead_is_renewed_while_its_leader_reads_the_registry(tmp_path: P
         await brokers.close()
 
 
-async def test_a_leader_that_can_not_begin_stands_by_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        exc.OperationalError("declare", {}, Exception("the server closed the connection")),
+        ValueError("'next' is not a valid EngineKind"),
+    ],
+)
+async def test_a_leader_that_can_not_begin_stands_by_again(
+    tmp_path: Path, fault: Exception
+) -> None:
     """The process ended: a registry that was away for a moment took its standby along."""
     brokers = Brokers(tmp_path)
     declare = brokers.parts.registry.catalog.declare
@@ -133,7 +142,7 @@ async def test_a_leader_that_can_not_begin_stands_by_again(tmp_path: Path) -> No
     def away(*given: Any) -> None:
         tries.append(given)
         if len(tries) == 1:
-            raise exc.OperationalError("declare", {}, Exception("the server closed the connection"))
+            raise fault
         declare(*given)
 
     with mock.patch.object(brokers.parts.registry.catalog, "declare", away):
