@@ -219,7 +219,7 @@ def _awaited(known: argparse.Namespace, around: submitting.Surroundings) -> int:
     if not known.jobs:
         raise command_line.CommandError("--wait: for which jobs? Give -j with their ids")
     params = {"ids": _ids(known.jobs)}
-    listed = waiting.patiently(
+    listed = command_line.patiently(
         lambda: around.api.call("GET", _JOBS, params=params).json["jobs"], around.pause
     )
     for word in known.jobs.split(","):

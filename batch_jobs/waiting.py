@@ -2,20 +2,16 @@
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 from batch_jobs import model, patterns
 from scheduler.contracts import command_line, ports
 
-UNANSWERED = 75  # exit code: the gateway did not answer, so nobody knows; as sendmail's EX_TEMPFAIL
 _EACH_S = 0.5
 _MOST_S = 10.0  # between two looks, where nobody watches
-_PATIENCE_S = 60.0  # a gateway that restarts is no reason to give up
 
-T = TypeVar("T")
 Show = Callable[[Mapping[str, Any]], None]
 
 
@@ -42,7 +38,7 @@ def until_done(
 
     Raises:
         command_line.CommandError: there was no answer for a minute, or a refusal; where the gateway could
-            not be asked, its code is `UNANSWERED`.
+            not be asked, its code is `command_line.UNANSWERED`.
     """
     watched = follow is not None or command_line.colour(err)
     waited_s = 0.0
@@ -50,7 +46,7 @@ def until_done(
     ask = functools.partial(api.call, "GET", f"/forebay/v1/jobs/{job_id}")
     with _display(err, quiet=quiet) as show:
         while True:
-            job: Mapping[str, Any] = patiently(ask, pause).json
+            job: Mapping[str, Any] = command_line.patiently(ask, pause).json
             after = _follow(job_id, after, api, follow, pause)
             show(job)
             if model.State(job["state"]).final:
@@ -65,35 +61,6 @@ def until_done(
             print(f"wrote {path}", file=err)
     good = job["state"] == model.State.COMPLETED and job["lines"]["ok"] == job["lines"]["total"]
     return 0 if good else 1
-
-
-def patiently(
-    ask: Callable[[], T],
-    pause: Callable[[float], None],
-    clock: Callable[[], float] = time.monotonic,
-) -> T:
-    """Ask again for a minute, the time of answers that never came included; returns the answer.
-
-    Args:
-        ask: asks.
-        pause: waits for so many seconds.
-        clock: seconds that only grow.
-
-    Raises:
-        command_line.CommandError: there was none; where nobody answered its code is `UNANSWERED`.
-    """
-    failing_s = 0.0
-    while True:
-        began = clock()
-        try:
-            return ask()
-        except command_line.CommandError as error:
-            failing_s += clock() - began + _EACH_S
-            if failing_s >= _PATIENCE_S:
-                if isinstance(error, command_line.Unanswered):
-                    error.code = UNANSWERED
-                raise
-            pause(_EACH_S)
 
 
 def pace_s(waited_s: float) -> float:
@@ -112,7 +79,7 @@ def _follow(
     while out is not None:
         params = {"after": str(after)}
         ask = functools.partial(api.call, "GET", f"/forebay/v1/jobs/{job_id}/follow", params=params)
-        said = patiently(ask, pause).json
+        said = command_line.patiently(ask, pause).json
         after = said["next"]
         for line in said["lines"]:
             out.write(line)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from batch_jobs import companion, waiting
+from batch_jobs import companion
 from scheduler.contracts import command_line
 from slurm_plugins import parse_submit
 
@@ -23,7 +23,7 @@ def submit(job_ids: Sequence[int], env: Mapping[str, str]) -> str:
     Raises:
         command_line.CommandError: Slurm refused, or isn't here.
     """
-    text = companion.script(job_ids, _fqueue(env), waiting.UNANSWERED)
+    text = companion.script(job_ids, _fqueue(env), command_line.UNANSWERED)
     argv = ["sbatch", "--parsable", *companion.arguments(job_ids)]
     try:
         done = subprocess.run(

@@ -41,7 +41,7 @@ def submit(
 
 
 def test_the_script_passes_shellcheck_and_names_each_task(tmp_path: Path) -> None:
-    text = companion.script([12, 13], "/opt/fore bay/bin/fqueue", waiting.UNANSWERED)
+    text = companion.script([12, 13], "/opt/fore bay/bin/fqueue", command_line.UNANSWERED)
     assert "'/opt/fore bay/bin/fqueue' --wait --jobs=12,13 &" in text
     services.require(shutil.which("shellcheck") is not None, "shellcheck (Debian: shellcheck)")
     path = tmp_path / "script.sh"
@@ -51,7 +51,7 @@ def test_the_script_passes_shellcheck_and_names_each_task(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("codes", "want"), [([0], 0), ([1], 1), ([waiting.UNANSWERED, 0], 0), ([3], 3)]
+    ("codes", "want"), [([0], 0), ([1], 1), ([command_line.UNANSWERED, 0], 0), ([3], 3)]
 )
 def test_it_ends_as_the_batch_job_and_asks_again_where_nobody_answered(
     tmp_path: Path, codes: list[int], want: int
@@ -63,7 +63,9 @@ def test_it_ends_as_the_batch_job_and_asks_again_where_nobody_answered(
         'code=$(head -n 1 codes)\nsed -i 1d codes\nexit "$code"\n'
     )
     fqueue.chmod(0o755)
-    script = companion.script([12], str(fqueue), waiting.UNANSWERED).replace("sleep 30", "sleep 0")
+    script = companion.script([12], str(fqueue), command_line.UNANSWERED).replace(
+        "sleep 30", "sleep 0"
+    )
     done = subprocess.run(["sh", "-c", script], timeout=60, check=False)
     assert done.returncode == want
     assert (tmp_path / "asked").read_text() == "--wait --jobs=12\n" * len(codes)
@@ -76,7 +78,7 @@ def test_near_its_time_limit_it_goes_back_into_the_queue(tmp_path: Path) -> None
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
         (tmp_path / name).chmod(0o755)
-    script = companion.script([12], str(tmp_path / "fqueue"), waiting.UNANSWERED)
+    script = companion.script([12], str(tmp_path / "fqueue"), command_line.UNANSWERED)
     script = script.replace(f"sleep {companion.LEAVE_S}", "exit 0")
     done = subprocess.run(
         ["sh", "-c", script],

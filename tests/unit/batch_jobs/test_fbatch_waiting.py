@@ -133,7 +133,7 @@ def test_fqueue_waits_for_jobs_that_were_submitted_before(
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
-        (command_line.Unanswered("nobody there"), waiting.UNANSWERED),
+        (command_line.Unanswered("nobody there"), command_line.UNANSWERED),
         (command_line.CommandError("no"), 1),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_gateway_that_is_away_for_a_minute_is_told_from_a_refusal(
         raise fault
 
     with pytest.raises(command_line.CommandError) as raised:
-        waiting.patiently(ask, waited.append)
+        command_line.patiently(ask, waited.append)
     assert raised.value.code == code
     assert 55 <= sum(waited) <= 60
     answers = iter([command_line.Unanswered("not yet"), None])
@@ -156,7 +156,7 @@ def test_a_gateway_that_is_away_for_a_minute_is_told_from_a_refusal(
             raise answer
         return "here"
 
-    assert waiting.patiently(later, waited.append) == "here"
+    assert command_line.patiently(later, waited.append) == "here"
 
 
 def test_a_minute_is_a_minute_though_each_try_takes_half_of_it() -> None:
@@ -169,7 +169,7 @@ def test_a_minute_is_a_minute_though_each_try_takes_half_of_it() -> None:
         raise command_line.Unanswered("no answer in 29 s")
 
     with pytest.raises(command_line.Unanswered):
-        waiting.patiently(ask, lambda _: None, lambda: now[0])
+        command_line.patiently(ask, lambda _: None, lambda: now[0])
     assert tries == 2
 
 
