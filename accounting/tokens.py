@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent import futures
 from typing import NamedTuple
 
+import duckdb
 import pyarrow as pa
 
 from accounting import books, manifest, owner_runs, runs, schema
@@ -143,7 +144,12 @@ def _asked(
     sums = ", ".join(f"sum({name})" for name in runs.SUMS)
     with records.opened(rest, starts[0], ends[-1]) as session:
         session.register("spans", table)
-        rows = session.execute(_STATEMENT.format(keys=keys, sums=sums)).fetchall()
+        try:
+            rows = session.execute(_STATEMENT.format(keys=keys, sums=sums)).fetchall()
+        except duckdb.IOException as error:  # it opens files when it comes to them
+            if all(records.path(each).exists() for each in files):
+                raise
+            raise books.Moved from error
     count = 1 + len(wanted.keys)
     for row in rows:
         yield row[0], row[1:count], [int(each) for each in row[count:]]

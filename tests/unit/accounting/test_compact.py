@@ -1,13 +1,15 @@
 """One file a day, the same sums, and readers undisturbed."""
 
+import contextlib
 import dataclasses
 import errno
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from accounting import books, compact, manifest, merge, pieces, ship
+from accounting import books, compact, manifest, merge, pieces, schema, ship, tokens
 from scheduler.contracts import clock, usage
 from tests.unit.accounting import samples
 from tests.unit.accounting.test_ship import requests, write
@@ -48,6 +50,29 @@ def test_a_snapshot_taken_before_still_finds_its_files(tmp_path: Path) -> None:
         compact.compact(tmp_path, LATER)
         ship.ship(tmp_path, LATER)
         assert len(reading.query("SELECT * FROM usage")) == 3
+
+
+def test_a_file_that_goes_before_sql_comes_to_it_is_looked_up_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk so slow that a replaced file's quarter of an hour is over."""
+    write(tmp_path, [samples.row("close", "q1", output_tokens=5)])
+    ship.ship(tmp_path, LATER)
+    really = books.Books.opened
+    gone: list[Path] = []
+
+    @contextlib.contextmanager
+    def opened(self: books.Books, found: books.Snapshot, *window: int) -> Iterator[Any]:
+        with really(self, found, *window) as session:
+            if not gone:
+                gone.append(self.path(found.files[schema.USAGE][0]))
+                assert compact.compact(tmp_path, LATER, loose_files=1).files_after == 1
+                gone[0].unlink()
+            yield session
+
+    monkeypatch.setattr(books.Books, "opened", opened)
+    (found,) = tokens.take(books.Books(tmp_path), [(0, books.MAX_US)], ("team",)).sums
+    assert (found.output_tokens, len(gone)) == (5, 1)
 
 
 def test_today_is_left_alone(tmp_path: Path) -> None:
