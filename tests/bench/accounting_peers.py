@@ -1,4 +1,4 @@
-"""The same bill by the obvious alternatives, over the same rows, in the same run.
+"""The same bill, and one team's day, by the obvious alternatives, over the same rows, in the same run.
 
 - PostgreSQL: one table with the primary key (request id, attempt), which is its deduplication, and the
   usual indexes on (team, arrival) and arrival; loaded by COPY, vacuumed and analysed.
@@ -29,12 +29,21 @@ import psycopg
 from accounting import books, manifest, schema
 from tests import realpostgres
 from tests.bench import accounting_data as data
-from tests.bench.accounting_stages import BILLING, TOKENS, segments
+from tests.bench.accounting_questions import (
+    BILLING,
+    DAY,
+    TEAM_DAY,
+    TOKENS,
+    segments,
+    team_day,
+)
 
 # How often each is asked; the slow ones are asked in the first rounds.
 ROUNDS = {"segments": 9, "segments_sql": 9, "postgres": 9, "sqlite": 3, "duckdb_plain": 3}
 FAULTS = (psycopg.Error, sqlite3.Error, duckdb.Error)  # by which a peer breaks
-Bill = Callable[[], list[tuple[Any, ...]]]
+QUESTIONS = {"bill": TOKENS, "day": TEAM_DAY}
+Answer = list[tuple[Any, ...]]
+Ask = Callable[[str], Answer]  # one of `QUESTIONS`, by name
 _TYPES = {
     name: "BIGINT" if name.endswith(("_us", "_tokens")) or name == "attempt" else "TEXT"
     for name in BILLING
@@ -71,15 +80,15 @@ def undeduplicated(folder: Path, paths: list[str]) -> str:
     return str(target / "*.parquet")
 
 
-def plain_duckdb(pattern: str) -> Bill:
-    """Return the bill by DuckDB over files that hold rows twice."""
+def plain_duckdb(pattern: str) -> Ask:
+    """Return who answers by DuckDB over files that hold rows twice."""
     once = f"(SELECT DISTINCT ON (request_id, attempt) {_NAMES} FROM read_parquet('{pattern}'))"
     session = duckdb.connect(config={"threads": 2, "memory_limit": "2GB"})
-    return lambda: session.execute(TOKENS.format(source=once)).fetchall()
+    return lambda name: session.execute(QUESTIONS[name].format(source=once)).fetchall()
 
 
-def sqlite(folder: Path, paths: list[str]) -> Bill:
-    """Load SQLite and return its bill."""
+def sqlite(folder: Path, paths: list[str]) -> Ask:
+    """Load SQLite and return who asks it."""
     base = sqlite3.connect(folder / "usage.sqlite")
     base.execute("PRAGMA journal_mode = OFF")
     base.execute("PRAGMA synchronous = OFF")
@@ -93,13 +102,16 @@ def sqlite(folder: Path, paths: list[str]) -> Bill:
     for text in (*_INDEXES, "ANALYZE"):
         base.execute(text)
     base.commit()
-    statement = TOKENS.format(source="usage").replace("::BIGINT", "")
-    return lambda: base.execute(statement).fetchall()
+    texts = {
+        name: text.format(source="usage").replace("::BIGINT", "")
+        for name, text in QUESTIONS.items()
+    }
+    return lambda name: base.execute(texts[name]).fetchall()
 
 
 @contextlib.contextmanager
-def postgres(folder: Path, paths: list[str]) -> Iterator[tuple[Bill, str]]:
-    """Run a PostgreSQL server with the rows in it; yields its bill and its version."""
+def postgres(folder: Path, paths: list[str]) -> Iterator[tuple[Ask, str]]:
+    """Run a PostgreSQL server with the rows in it; yields who asks it, and its version."""
     where = realpostgres.binaries()
     if where is None:
         raise RuntimeError("PostgreSQL is not here: apt-get install postgresql")
@@ -144,8 +156,8 @@ def postgres(folder: Path, paths: list[str]) -> Iterator[tuple[Bill, str]]:
         with _connected(home) as base:
             _fill(base, paths)
             version = str(base.execute("SHOW server_version").fetchall()[0][0])
-            statement = TOKENS.format(source="usage").replace("::BIGINT", "::bigint")
-            yield lambda: base.execute(statement.encode()).fetchall(), version
+            texts = {name: text.format(source="usage") for name, text in QUESTIONS.items()}
+            yield lambda name: base.execute(texts[name].encode()).fetchall(), version
     finally:
         server.terminate()
         server.wait()
@@ -177,7 +189,7 @@ def _fill(base: psycopg.Connection[tuple[Any, ...]], paths: list[str]) -> None:
 
 
 def compare(folder: Path, rows: int, chosen: Sequence[str] = tuple(ROUNDS)) -> dict[str, Any]:
-    """Ask everybody for the bill in turn; medians, spreads, and that all say the same.
+    """Ask everybody for the bill and for a team's day, in turn; medians, spreads, and that all say the same.
 
     Args:
         folder: for their files; PostgreSQL, which runs as another user, must get into it.
@@ -185,17 +197,20 @@ def compare(folder: Path, rows: int, chosen: Sequence[str] = tuple(ROUNDS)) -> d
         chosen: of `ROUNDS`, `segments` among them.
     """
     records, paths = ours(folder, rows)
+    windows = {"bill": data.month_us(), "day": (DAY.start_us, DAY.start_us + data.DAY_US)}
 
-    def by_sql() -> list[tuple[Any, ...]]:
-        with records.reading(*data.month_us()) as reading:
-            found: list[tuple[Any, ...]] = reading.session.execute(
-                TOKENS.format(source="usage")
-            ).fetchall()
+    def by_sql(name: str) -> Answer:
+        with records.reading(*windows[name]) as reading:
+            text = QUESTIONS[name].format(source="usage")
+            found: Answer = reading.session.execute(text).fetchall()
             return found
+
+    def by_sums(name: str) -> Answer:
+        return segments(records, *windows["bill"]) if name == "bill" else team_day(records)
 
     versions = {"sqlite": sqlite3.sqlite_version, "duckdb": duckdb.__version__}
     with contextlib.ExitStack() as stack:
-        ways: dict[str, Bill] = {"segments": lambda: segments(records, *data.month_us())}
+        ways: dict[str, Ask] = {"segments": by_sums}
         if "segments_sql" in chosen:
             ways["segments_sql"] = by_sql
         if "postgres" in chosen:
@@ -204,36 +219,41 @@ def compare(folder: Path, rows: int, chosen: Sequence[str] = tuple(ROUNDS)) -> d
             ways["sqlite"] = sqlite(folder, paths)
         if "duckdb_plain" in chosen:
             ways["duckdb_plain"] = plain_duckdb(undeduplicated(folder, paths))
-        took = _in_turn(ways)
-    answer = {
-        "bill_5m_s": {name: round(statistics.median(each), 3) for name, each in took.items()},
-        "bill_5m_spread_s": {
-            name: [round(min(each), 3), round(max(each), 3)] for name, each in took.items()
-        },
+        took = {name: _in_turn(ways, name) for name in QUESTIONS}
+    answer: dict[str, Any] = {
         "rows_5m": rows,
         "versions": versions,
         "columns": len(schema.columns(schema.USAGE)),
     }
-    if "postgres" in took:
-        ratios = [p / s for p, s in zip(took["postgres"], took["segments"], strict=True)]
+    for name, found in took.items():
+        places = 3 if name == "bill" else 4
+        answer[f"{name}_5m_s"] = {
+            way: round(statistics.median(each), places) for way, each in found.items()
+        }
+        answer[f"{name}_5m_spread_s"] = {
+            way: [round(min(each), places), round(max(each), places)] for way, each in found.items()
+        }
+    if "postgres" in ways:
+        bills = took["bill"]
+        ratios = [p / s for p, s in zip(bills["postgres"], bills["segments"], strict=True)]
         answer["postgres_over_segments"] = round(statistics.median(ratios), 1)
     return answer
 
 
-def _in_turn(ways: Mapping[str, Bill]) -> dict[str, list[float]]:
+def _in_turn(ways: Mapping[str, Ask], name: str) -> dict[str, list[float]]:
     """Ask each way, after once to warm it up, as often as it is asked; returns the seconds that it took."""
-    answers = {name: sorted(tuple(row) for row in ask()) for name, ask in ways.items()}
-    wrong = [name for name, answer in answers.items() if answer != answers["segments"]]
+    answers = {way: sorted(tuple(row) for row in ask(name)) for way, ask in ways.items()}
+    wrong = [way for way, answer in answers.items() if answer != answers["segments"]]
     if wrong:
-        raise RuntimeError(f"bills differ: {', '.join(wrong)}")
-    took: dict[str, list[float]] = {name: [] for name in ways}
+        raise RuntimeError(f"answers on the {name} differ: {', '.join(wrong)}")
+    took: dict[str, list[float]] = {way: [] for way in ways}
     for number in range(max(ROUNDS.values())):
-        for name, ask in ways.items():
-            if number >= ROUNDS[name]:
+        for way, ask in ways.items():
+            if number >= ROUNDS[way]:
                 continue
             began = time.perf_counter()
-            ask()
-            took[name].append(time.perf_counter() - began)
+            ask(name)
+            took[way].append(time.perf_counter() - began)
     return took
 
 

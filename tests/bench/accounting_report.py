@@ -66,12 +66,13 @@ def text(found: Mapping[str, Any]) -> str:
         "",
     ]
     if "peers" in parts:
-        lines += [
-            f"The same bill at {parts['peers']['rows_5m']:,} rows, warm, in turn:",
-            "",
-            *_table(("by", "median", "least – most"), _peers(parts["peers"])),
-            "",
-        ]
+        for name, what in (("bill", "The same bill"), ("day", "One team's day")):
+            lines += [
+                f"{what} at {parts['peers']['rows_5m']:,} rows, warm, in turn:",
+                "",
+                *_table(("by", "median", "least – most"), _peers(parts["peers"], name)),
+                "",
+            ]
     return "\n".join(lines)
 
 
@@ -94,7 +95,7 @@ def _bills(parts: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def _peers(peers: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def _peers(peers: Mapping[str, Any], question: str) -> list[tuple[str, ...]]:
     versions = peers["versions"]
     names = {
         "segments": "Forebay, compacted segments",
@@ -106,8 +107,8 @@ def _peers(peers: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
         (
             title,
-            f"{peers['bill_5m_s'][name]} s",
-            "{} – {} s".format(*peers["bill_5m_spread_s"][name]),
+            f"{peers[f'{question}_5m_s'][name]} s",
+            "{} – {} s".format(*peers[f"{question}_5m_spread_s"][name]),
         )
         for name, title in names.items()
     ]

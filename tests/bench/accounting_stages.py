@@ -35,39 +35,14 @@ from accounting import (
     ship,
     spool,
     summaries,
-    tokens,
     windows,
 )
 from scheduler.contracts import clock, usage
 from tests.bench import accounting_data as data
+from tests.bench.accounting_questions import BILLING, DAY, TEAM_DAY, TOKENS, segments
 
 CLIENTS = 4
 GROUP = 32  # requests that share a sync on the request path, at some thousands a second
-BILLING = (
-    *("request_id", "attempt", "team", "user", "model", "adapter", "tier", "outcome", "payer"),
-    *(
-        "arrived_us",
-        "uncached_prompt_tokens",
-        "cached_prompt_tokens",
-        "output_tokens",
-        "waste_tokens",
-    ),
-)
-TOKENS = """
-SELECT team, model, tier, sum(uncached_prompt_tokens)::BIGINT, sum(cached_prompt_tokens)::BIGINT,
-  sum(output_tokens)::BIGINT
-FROM {source} WHERE payer = 'team' GROUP BY team, model, tier ORDER BY team, model, tier"""
-
-
-def segments(records: books.Books, first_us: int, last_us: int) -> list[tuple[Any, ...]]:
-    """Return what teams owe for, by team, model and tier, as a bill takes it from segments.
-
-    Columns as of `TOKENS`.
-    """
-    found = tokens.take(records, [(first_us, last_us)], ("team", "model", "tier"))
-    if found.problems:
-        raise RuntimeError("; ".join(found.problems))
-    return sorted((*keys, *sums) for _, keys, *sums in found.sums)
 
 
 def report(records: books.Books, first_us: int, last_us: int) -> list[tuple[Any, ...]]:
@@ -335,10 +310,8 @@ def bill(state: Path, way: str) -> dict[str, Any]:
                 rows = reading.session.execute(TOKENS.format(source="usage")).fetchall()
                 _whole(reading)
         else:
-            day = data.Day(11, 0, 0)
-            with records.reading(day.start_us, day.start_us + data.DAY_US) as reading:
-                text = TOKENS.format(source="usage").replace("WHERE", "WHERE team = 'team7' AND")
-                rows = reading.session.execute(text).fetchall()
+            with records.reading(DAY.start_us, DAY.start_us + data.DAY_US) as reading:
+                rows = reading.session.execute(TEAM_DAY.format(source="usage")).fetchall()
                 _whole(reading)
         return time.perf_counter() - began, rows
 

@@ -8,7 +8,7 @@ import duckdb
 import pytest
 
 from accounting import books, manifest, merge, pieces, schema
-from tests.bench import accounting, accounting_report
+from tests.bench import accounting, accounting_peers, accounting_questions, accounting_report
 from tests.bench import accounting_data as data
 
 BILL: dict[str, Any] = {
@@ -72,6 +72,24 @@ def test_a_part_that_breaks_takes_no_other_along(capsys: pytest.CaptureFixture[s
     assert "| month's bill from rollups, cold | 1.5 s | < 1 s |" in text
     assert "| billing columns | not measured | ≤ 30 |" in text
     assert "PostgreSQL 15" not in text
+
+
+def test_everybody_is_asked_the_same_two_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By those that need no server; that all say the same is what the comparison is worth."""
+    monkeypatch.setattr(data, "DAYS", accounting_questions.DAY.number + 1)
+    monkeypatch.setattr(accounting_peers, "ROUNDS", dict.fromkeys(accounting_peers.ROUNDS, 1))
+    ways = {"segments", "segments_sql", "sqlite", "duckdb_plain"}
+    told = accounting_peers.compare(tmp_path, 3_600, sorted(ways))
+    assert set(told["bill_5m_s"]) == set(told["day_5m_s"]) == ways
+    assert accounting_questions.team_day(books.Books(tmp_path / "ours"))
+
+
+def test_an_answer_that_differs_is_no_comparison() -> None:
+    ways = {"segments": lambda _: [("red", 1)], "sqlite": lambda _: [("red", 2)]}
+    with pytest.raises(RuntimeError, match="answers on the day differ: sqlite"):
+        accounting_peers._in_turn(ways, "day")
 
 
 def test_a_bill_that_is_another_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
