@@ -74,6 +74,7 @@ def test_a_part_that_breaks_takes_no_other_along(capsys: pytest.CaptureFixture[s
     assert "PostgreSQL 15" not in text
 
 
+@pytest.mark.duckdb
 def test_everybody_is_asked_the_same_two_questions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,8 @@ DAY = samples.DAY_US
 LATER = clock.FakeClock(samples.NOON + 9 * DAY)
 KEYS = ("team", "model")
 
+pytestmark = pytest.mark.duckdb
+
 
 def compacted(state: Path, *requests: str) -> None:
     """Write one request of each name, a token each, and compact their day."""
