@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from scheduler.contracts import command_line, fleet, ports, requests
-from scheduler.runtime import listing
+from scheduler.runtime import listing, several
 from slurm_plugins import hostlist
 
 _EXAMPLES = """examples:
@@ -40,12 +40,15 @@ def finfo(argv: Sequence[str], *, api: ports.Api, out: TextIO, err: TextIO) -> i
         args = parser().parse_args(list(argv))
         states = _known("-t", args.states, [*fleet.ReplicaState, "absent"])
         tiers = _known("-p", args.partition, list(requests.Tier))
+        nodes = frozenset(several.names(args.nodes)) if args.nodes else frozenset()
         models = api.call("GET", "/admin/models").json["models"]
         replicas = api.call("GET", "/admin/replicas").json["replicas"]
         rows = [
             row
             for row in _rows(models, replicas)
-            if (not states or row["t"] in states) and (not tiers or row["P"] in tiers)
+            if (not states or row["t"] in states)
+            and (not tiers or row["P"] in tiers)
+            and (not nodes or row["N"] in nodes)
         ]
         if args.json:
             command_line.print_json({"replicas": [_named(row) for row in rows]}, out)
@@ -69,13 +72,20 @@ def finfo(argv: Sequence[str], *, api: ports.Api, out: TextIO, err: TextIO) -> i
 
 def parser() -> command_line.Parser:
     """Return finfo's parser."""
-    made = command_line.Parser(prog="finfo", description="Show the fleet.", epilog=_EXAMPLES)
+    made = command_line.Parser(
+        prog="finfo",
+        add_help=False,  # sinfo's -h is another thing
+        description="Show the fleet.",
+        epilog=_EXAMPLES,
+    )
     made.add_argument("-N", "--Node", action="store_true", help="one line for each node")
     made.add_argument("-s", "--summarize", action="store_true", help="one line for each model")
     made.add_argument("-t", "--states", default="", help="only replicas in these states")
     made.add_argument("-p", "--partition", default="", help="only these tiers")
     made.add_argument("-o", "--format", default="", help="columns, see below")
-    made.add_argument("-n", "--noheader", action="store_true", help="no header line")
+    made.add_argument("-n", "--nodes", default="", help="only what is on these: n[1-3],n7")
+    made.add_argument("-h", "--noheader", action="store_true", help="no header line")
+    made.add_argument("--help", action="help", help="this text")
     made.add_argument("--json", action="store_true", help="print JSON")
     return made
 

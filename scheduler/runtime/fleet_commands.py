@@ -4,8 +4,7 @@ from typing import Any, TextIO
 from urllib import parse
 
 from scheduler.contracts import command_line, ports
-from scheduler.runtime import job_commands
-from slurm_plugins import hostlist
+from scheduler.runtime import job_commands, several
 
 _DRAIN = """examples:
   fctl drain r-0123456789ab         a replica: it finishes its streams, another one is started
@@ -31,7 +30,7 @@ def add(commands: Any) -> None:
     resume = commands.add_parser(
         "resume", help="use drained nodes and leases again, or end a model's quarantine"
     )
-    resume.add_argument("what", metavar="NODE|LEASE|MODEL")
+    resume.add_argument("what", metavar="NODE|LEASE|MODEL", help="one, or several with commas")
     preempt = commands.add_parser("preempt", help="take a replica's GPUs at once", epilog=_PREEMPT)
     preempt.add_argument("replica", metavar="REPLICA")
     preempt.add_argument("reason", nargs="*", help="for those who look later")
@@ -45,7 +44,7 @@ def add(commands: Any) -> None:
         ("release", "let batch back, or release batch jobs"),
     ):
         made = commands.add_parser(name, help=text, description=text)
-        made.add_argument("model", metavar="batch|MODEL|JOBS")
+        made.add_argument("model", metavar="batch|MODEL|JOBS", help="one, or several with commas")
         made.add_argument("--json", action="store_true", help="print JSON")
         made.set_defaults(act=_hold)
     for made, act in ((drain, _drain), (resume, _resume), (preempt, _preempt)):
@@ -54,33 +53,34 @@ def add(commands: Any) -> None:
 
 
 def _drain(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
-    named = _names(args.what)
+    named = several.names(args.what)
     if len(named) > 1:
         kind = "replicas" if named[0].startswith("r-") else "leases or nodes"
         command_line.confirm(f"Drain {len(named)} {kind}?", yes=args.yes, out=out, stdin=stdin)
     body = {"reason": " ".join(args.reason)}
-    for name in named:
+
+    def drain(name: str) -> Any:
         kind = _kind(name)
         sent = None if kind == "replicas" else body
-        answer = api.call("POST", f"/admin/{kind}/{_quoted(name)}/drain", json=sent).json
-        _done(args, out, answer, f"{name}: draining")
+        return api.call("POST", f"/admin/{kind}/{_quoted(name)}/drain", json=sent).json
+
+    several.change(named, drain, lambda _: "draining", out, as_json=args.json)
 
 
 def _resume(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
-    if args.what.startswith("r-"):
-        raise command_line.CommandError(f"{args.what}: a replica that drains does not come back")
-    if args.what.startswith("l-"):
-        answer = api.call("POST", f"/admin/leases/{_quoted(args.what)}/resume").json
-        _done(args, out, answer, f"{args.what}: used again")
-        return
     models = {model["model"] for model in api.call("GET", "/admin/models").json["models"]}
-    if args.what in models:
-        answer = api.call("POST", f"/admin/models/{_quoted(args.what)}/resume").json
-        _done(args, out, answer, f"{args.what}: no longer quarantined")
-        return
-    for name in _names(args.what):
-        answer = api.call("POST", f"/admin/nodes/{_quoted(name)}/resume").json
-        _done(args, out, answer, f"{name}: used again")
+    named = [args.what] if args.what in models else several.names(args.what)
+
+    def resume(name: str) -> Any:
+        kind = "models" if name in models else _kind(name)
+        if kind == "replicas":
+            raise command_line.CommandError(f"{name}: a replica that drains does not come back")
+        return api.call("POST", f"/admin/{kind}/{_quoted(name)}/resume").json
+
+    def said(name: str) -> str:
+        return "no longer quarantined" if name in models else "used again"
+
+    several.change(named, resume, said, out, as_json=args.json)
 
 
 def _preempt(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
@@ -132,19 +132,12 @@ def _hold(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
     elif job_commands.is_jobs(args.model):
         job_commands.act(args.command, args.model, api, out, as_json=args.json)
     else:
-        answer = api.call("POST", f"/admin/models/{_quoted(args.model)}/{args.command}").json
-        _done(args, out, answer, f"{args.model}: batch {held}")
 
+        def change(model: str) -> Any:
+            return api.call("POST", f"/admin/models/{_quoted(model)}/{args.command}").json
 
-def _names(text: str) -> list[str]:
-    """Return replicas, leases or nodes by name; nodes may be written as Slurm writes them."""
-    try:
-        named = list(dict.fromkeys(hostlist.expand(text)))
-    except hostlist.HostlistError as error:
-        raise command_line.CommandError(str(error)) from error
-    if not named:
-        raise command_line.CommandError("drain: name a replica, a lease or a node")
-    return named
+        named = list(dict.fromkeys(args.model.split(",")))
+        several.change(named, change, lambda _: f"batch {held}", out, as_json=args.json)
 
 
 def _kind(name: str) -> str:

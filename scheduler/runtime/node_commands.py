@@ -3,8 +3,8 @@
 from typing import Any, TextIO
 from urllib import parse
 
-from scheduler.contracts import command_line, ports
-from slurm_plugins import hostlist
+from scheduler.contracts import ports
+from scheduler.runtime import several
 
 
 def add(commands: Any) -> None:
@@ -24,30 +24,25 @@ def add(commands: Any) -> None:
 
 
 def _cordon(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
-    reason = " ".join(args.reason)
-    for node in _nodes(args.nodes):
-        answer = api.call("POST", _path(node, "cordon"), json={"reason": reason}).json
-        _done(args, out, answer, f"{node}: cordoned")
+    body = {"reason": " ".join(args.reason)}
+    several.change(
+        several.names(args.nodes),
+        lambda node: api.call("POST", _path(node, "cordon"), json=body).json,
+        lambda _: "cordoned",
+        out,
+        as_json=args.json,
+    )
 
 
 def _uncordon(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
-    for node in _nodes(args.nodes):
-        _done(args, out, api.call("POST", _path(node, "uncordon")).json, f"{node}: used again")
-
-
-def _nodes(text: str) -> list[str]:
-    try:
-        return list(hostlist.expand(text))
-    except hostlist.HostlistError as error:
-        raise command_line.CommandError(str(error)) from error
+    several.change(
+        several.names(args.nodes),
+        lambda node: api.call("POST", _path(node, "uncordon")).json,
+        lambda _: "used again",
+        out,
+        as_json=args.json,
+    )
 
 
 def _path(node: str, verb: str) -> str:
     return f"/admin/nodes/{parse.quote(node, safe='')}/{verb}"
-
-
-def _done(args: Any, out: TextIO, answer: Any, words: str) -> None:
-    if args.json:
-        command_line.print_json(answer, out)
-    else:
-        print(words, file=out)

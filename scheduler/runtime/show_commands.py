@@ -1,12 +1,12 @@
 """fctl show and explain: what there is, what is expected, and why things are as they are."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 from urllib import parse
 
 from scheduler.contracts import command_line, ports
 from scheduler.core import startup
-from scheduler.runtime import listing
+from scheduler.runtime import listing, several
 
 KINDS = (
     "models",
@@ -43,7 +43,9 @@ def add(commands: Any) -> None:
         "what", choices=(*KINDS, *sorted(_SINGULAR.keys() - set(KINDS))), metavar="KIND",
         help=", ".join(KINDS),
     )  # fmt: skip
-    show.add_argument("name", nargs="?", default="", help="only what bears this name or id")
+    show.add_argument(
+        "name", nargs="?", default="", help="only what bears these names or ids: n[1-3], l-1,l-2"
+    )
     show.add_argument("-a", "--all", action="store_true", help="ended leases and replicas too")
     show.add_argument("-o", "--oneliner", action="store_true", help="one line of K=V for each")
     explain = commands.add_parser("explain", help="say why things are as they are")
@@ -55,18 +57,22 @@ def add(commands: Any) -> None:
 
 def _show(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
     what = _SINGULAR.get(args.what, args.what)
-    if args.what == "replica" and args.name:
-        _replica(args, api, out)
+    named = several.names(args.name) if args.name else []
+    if args.what == "replica" and named:
+        _replicas(named, args, api, out)
         return
     params = {"all": "true"} if args.all and what in {"leases", "replicas"} else None
     answer = api.call("GET", f"/admin/{what}", params=params).json
     if what == "schedules":
         answer["reservations"] = api.call("GET", "/admin/nodes").json.get("reservations", [])
     rows = listing.rows(what, answer, detail=bool(args.name))
-    if args.name:
-        rows = [row for row in rows if args.name in {str(value) for value in row.values()}]
-        if not rows:
-            raise command_line.CommandError(f"{args.name}: no such thing in `fctl show {what}`")
+    if named:
+        cells = [{str(value) for value in row.values()} for row in rows]
+        if absent := [name for name in named if not any(name in cell for cell in cells)]:
+            raise command_line.CommandError(
+                f"{', '.join(absent)}: no such thing in `fctl show {what}`"
+            )
+        rows = [row for row, cell in zip(rows, cells, strict=True) if not cell.isdisjoint(named)]
     if args.json:
         command_line.print_json(answer if not args.name else rows, out)
     elif args.oneliner:
@@ -89,12 +95,19 @@ def _adapter(one: Mapping[str, Any]) -> str:
     return f"{told} reason={one['reason']}" if one["reason"] else told
 
 
-def _replica(args: Any, api: ports.Api, out: TextIO) -> None:
-    """Show one replica as scontrol shows a job."""
-    answer = api.call("GET", f"/admin/replicas/{parse.quote(args.name, safe='')}").json
+def _replicas(named: Sequence[str], args: Any, api: ports.Api, out: TextIO) -> None:
+    """Show replicas as scontrol shows jobs."""
+    paths = [f"/admin/replicas/{parse.quote(name, safe='')}" for name in named]
+    answers = [api.call("GET", path).json for path in paths]
     if args.json:
-        command_line.print_json(answer, out)
+        told = answers[0] if len(answers) == 1 else {"replicas": answers}
+        command_line.print_json(told, out)
         return
+    for answer in answers:
+        _replica(answer, out)
+
+
+def _replica(answer: Mapping[str, Any], out: TextIO) -> None:
     replica = answer["replica"]
     row = listing.rows("replicas", {"replicas": [replica]})[0]
     lines = [

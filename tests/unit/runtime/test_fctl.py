@@ -159,12 +159,14 @@ def test_finfo_has_sinfos_shape_with_tiers(site: adminsite.Site) -> None:
 
 
 def test_finfo_options(site: adminsite.Site) -> None:
-    _, lines, _ = adminsite.info(site, "-s", "-p", "interactive", "-n")
+    _, lines, _ = adminsite.info(site, "-s", "-p", "interactive", "-h")
     assert lines[0].split() == ["interactive", "chat", "up", "2/1/0/3", "12", "n[1-3]"]
-    _, lines, _ = adminsite.info(site, "-N", "-t", "starting", "-p", "batch", "-n")
+    _, lines, _ = adminsite.info(site, "-N", "-t", "starting", "-p", "batch", "-h")
     assert [line.split()[0] for line in lines] == ["n3"]
     _, lines, _ = adminsite.info(site, "-o", "%P|%5m|%.4D", "-t", "starting", "-p", "batch")
     assert lines == ["TIER|MODEL|REPL", "batch|chat |   1"]
+    _, lines, _ = adminsite.info(site, "-N", "-h", "-n", "n[2-3],n9", "-o", "%N")
+    assert set(lines) == {"n2", "n3"}
     code, _, err = adminsite.info(site, "-o", "%Q")
     assert (code, "no such column" in err) == (1, True)
     code, lines, err = adminsite.info(site, "-t", "bogus")

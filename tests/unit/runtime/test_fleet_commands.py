@@ -83,6 +83,28 @@ def test_drain_and_resume_of_leases_and_nodes_are_wishes(led: Site) -> None:
     assert led.registry.cordons.all() == {}
 
 
+def test_several_are_taken_as_scontrol_takes_them(led: Site) -> None:
+    """What `fctl drain n1,n2` had drained, `fctl resume n1,n2` called no such thing."""
+    assert fctl(led, "drain", "-y", f"{LEASE.lease_id},n1", "paint") == (
+        0,
+        f"{LEASE.lease_id}: draining\nn1: draining\n",
+        "",
+    )
+    code, out, err = fctl(led, "resume", f"{LEASE.lease_id},n9,n1", "--json")
+    told = json.loads(out)  # one document
+    assert (code, sorted(told["done"])) == (1, sorted([LEASE.lease_id, "n1"]))
+    (fault,) = told["errors"]
+    assert fault.startswith("n9: neither drained nor cordoned")
+    assert err == f"fctl: error: {fault}\n"
+    assert led.registry.wishes.read().drains == {}
+    code, out, _ = fctl(led, "hold", "chat,nope")
+    assert (code, out) == (1, "chat: batch held\n")
+    assert fctl(led, "cordon", "n[1-1]", "paint", "--json")[0] == 0
+    code, out, _ = fctl(led, "show", "nodes", "n1", "--json")
+    assert [node["node"] for node in json.loads(out)] == ["n1"]
+    assert "n8: no such thing" in fctl(led, "show", "nodes", "n1,n8")[2]
+
+
 def test_hold_batch_everywhere(led: Site) -> None:
     assert fctl(led, "hold", "batch") == (0, "batch: held everywhere\n", "")
     assert "batch is held everywhere by root" in fctl(led, "explain")[1]
