@@ -17,6 +17,7 @@ import pytest
 from batch_jobs import arrays, commands, dependencies, listing, model, patterns
 from scheduler.contracts import command_line, ports
 from slurm_plugins import devcluster
+from tests import realslurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 NAME = "a job with a long name"
@@ -85,7 +86,7 @@ def queue(slurm_site: devcluster.Site) -> Iterator[Queue]:
             found.jobs.append(job.public(1))
         yield found
     finally:
-        found.run("scancel", *(str(job["job_id"]) for job in found.jobs))
+        realslurm.at_rest(slurm_site)
 
 
 @pytest.mark.parametrize("text", FORMATS)

@@ -16,13 +16,14 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
-def without_slurmdbd(slurm_site: devcluster.Site) -> Iterator[devcluster.Site]:
+def without_slurmdbd(slurm_at_rest: devcluster.Site) -> Iterator[devcluster.Site]:
     """The shared cluster with its slurmdbd ended; it is brought back."""
-    processes.stop(layout.layout(slurm_site.folder), ["slurmdbd"])
+    site = slurm_at_rest
+    processes.stop(layout.layout(site.folder), ["slurmdbd"])
     try:
-        yield slurm_site
+        yield site
     finally:
-        assert devcluster.up(slurm_site.folder, accounts=realslurm.ACCOUNTS) == slurm_site
+        assert devcluster.up(site.folder, accounts=realslurm.ACCOUNTS) == site
 
 
 @pytest.fixture(params=["cli", "rest"])
@@ -61,4 +62,3 @@ def test_states_go_on_and_gpu_seconds_are_unreconciled_l7(port: slurm.SlurmPort)
     books = reconcile.reconcile(port, leases)
     assert [(row.agrees, row.sacct_us) for row in books] == [(None, None)] * 2
     assert all(row.note.startswith("unreconciled: ") for row in books)
-    port.cancel(job_id)

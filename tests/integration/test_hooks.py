@@ -10,8 +10,13 @@ import pytest
 from scheduler.contracts import ids, slurm
 from slurm_plugins import devcluster, stamp
 from slurm_plugins.devcluster import processes
+from tests import realslurm
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.timeout(180),
+    pytest.mark.usefixtures("slurm_at_rest"),  # jobs end with the test that submitted them
+]
 
 
 def lease_comment(lease: str, kind: str = "serve", *, cluster: str = "forebay") -> str:
@@ -66,11 +71,7 @@ class TestSubmit:
         done = sbatch(slurm_site, "--hold", "-p", "serve", "--gres=gpu:4", "--requeue",
                       "--comment", lease_comment("l-00000000aa01"))  # fmt: skip
         assert done.returncode == 0, done.stderr
-        job = done.stdout.strip()
-        try:
-            assert field(slurm_site, job, "Requeue") == "0"
-        finally:
-            run(slurm_site, "scancel", job)
+        assert field(slurm_site, done.stdout.strip(), "Requeue") == "0"
 
     def test_anybody_elses_stamp_is_forged(self, slurm_site: devcluster.Site) -> None:
         for comment in (lease_comment("l-00000000aa02"), "forebay/1", "  FOREBAY/9 x"):
@@ -88,11 +89,7 @@ class TestSubmit:
     def test_other_jobs_pass_untouched(self, slurm_site: devcluster.Site) -> None:
         done = sbatch(slurm_site, "--hold", "--comment", "my forebay/1 notes", user="nobody")
         assert done.returncode == 0, done.stderr
-        job = done.stdout.strip()
-        try:
-            assert field(slurm_site, job, "Requeue") == "1"
-        finally:
-            run(slurm_site, "scancel", job)
+        assert field(slurm_site, done.stdout.strip(), "Requeue") == "1"
 
     @pytest.mark.parametrize(
         ("options", "comment", "reason"),
@@ -129,7 +126,6 @@ class TestSubmit:
         done = sbatch(slurm_site, "--hold", "-p", "backfill", ask, "--comment",
                       lease_comment("l-00000000aa04", "backfill"))  # fmt: skip
         assert done.returncode == 0, done.stderr
-        run(slurm_site, "scancel", done.stdout.strip())
 
 
 class TestModify:
@@ -139,35 +135,31 @@ class TestModify:
         self, slurm_site: devcluster.Site
     ) -> None:
         comment = lease_comment("l-00000000bb01")
-        job = sbatch(slurm_site, "--hold", "-p", "serve", "--gres=gpu:4", "--comment",
-                     comment).stdout.strip()  # fmt: skip
-        try:
-            refused = run(slurm_site, "scontrol", "update", f"jobid={job}", "comment=mine",
-                          user="nobody")  # fmt: skip
-            assert refused.returncode != 0
-            assert comments(slurm_site, job) == comment
-            wrong = run(slurm_site, "scontrol", "update", f"jobid={job}", "partition=backfill")
-            assert wrong.returncode != 0
-            assert field(slurm_site, job, "Partition") == "serve"
-            fitting = run(slurm_site, "scontrol", "update", f"jobid={job}", "timelimit=10")
-            assert fitting.returncode == 0, fitting.stderr
-        finally:
-            run(slurm_site, "scancel", job)
+        done = sbatch(slurm_site, "--hold", "-p", "serve", "--gres=gpu:4", "--comment", comment)
+        assert done.returncode == 0, done.stderr
+        job = done.stdout.strip()
+        refused = run(slurm_site, "scontrol", "update", f"jobid={job}", "comment=mine",
+                      user="nobody")  # fmt: skip
+        assert refused.returncode != 0
+        assert comments(slurm_site, job) == comment
+        wrong = run(slurm_site, "scontrol", "update", f"jobid={job}", "partition=backfill")
+        assert wrong.returncode != 0
+        assert field(slurm_site, job, "Partition") == "serve"
+        fitting = run(slurm_site, "scontrol", "update", f"jobid={job}", "timelimit=10")
+        assert fitting.returncode == 0, fitting.stderr
 
     def test_a_users_own_job_can_not_become_a_lease(self, slurm_site: devcluster.Site) -> None:
-        job = sbatch(slurm_site, "--hold", user="nobody").stdout.strip()
+        done = sbatch(slurm_site, "--hold", user="nobody")
+        assert done.returncode == 0, done.stderr
+        job = done.stdout.strip()
         forged = f"comment={lease_comment('l-00000000bb02')}"
-        try:
-            for user in ("nobody", ""):
-                done = run(slurm_site, "scontrol", "update", f"jobid={job}", forged, user=user)
-                assert done.returncode != 0
-                assert "forebay/1" not in run(slurm_site, "scontrol", "show", "job", job).stdout
-            plain = run(
-                slurm_site, "scontrol", "update", f"jobid={job}", "comment=x", user="nobody"
-            )
-            assert plain.returncode == 0, plain.stderr
-        finally:
-            run(slurm_site, "scancel", job)
+        for user in ("nobody", ""):
+            forging = run(slurm_site, "scontrol", "update", f"jobid={job}", forged, user=user)
+            assert forging.returncode != 0
+            shown = run(slurm_site, "scontrol", "show", "job", job, check=True)
+            assert "forebay/1" not in shown.stdout
+        plain = run(slurm_site, "scontrol", "update", f"jobid={job}", "comment=x", user="nobody")
+        assert plain.returncode == 0, plain.stderr
 
 
 class TestLeftovers:
@@ -182,33 +174,29 @@ class TestLeftovers:
         scratch = [Path("/tmp") / f"forebay-{lease}", Path("/tmp") / f"forebay-{lease}.r1"]
         kept = Path("/tmp") / f"forebay-{other}"
         shared = Path("/dev/shm") / f"forebay-{lease}.kv"
-        jobs = []
+        for path in (*scratch, kept):
+            path.mkdir()
+        shared.write_bytes(b"x")
+        start(slurm_site, other, tmp_path / "other")
+        job = start(slurm_site, lease, tmp_path / "mine")
+        orphan, bystander = (pid(tmp_path / name) for name in ("mine", "other"))
+        stranger = subprocess.Popen(["sleep", "600"])
         try:
-            for path in (*scratch, kept):
-                path.mkdir()
-            shared.write_bytes(b"x")
-            jobs.append(start(slurm_site, other, tmp_path / "other"))
-            jobs.append(start(slurm_site, lease, tmp_path / "mine"))
-            orphan, bystander = (pid(tmp_path / name) for name in ("mine", "other"))
-            stranger = subprocess.Popen(["sleep", "600"])
-            try:
-                run(slurm_site, "scancel", jobs[1], check=True)
-                assert processes.wait_until(lambda: not alive(orphan), 30.0)
-                assert processes.wait_until(lambda: not any(p.exists() for p in scratch), 10.0)
-                assert processes.wait_until(lambda: not shared.exists(), 10.0)
-                assert f"left behind: {orphan}\n" in (slurm_site.logs / "hooks.log").read_text()
-                assert alive(bystander)
-                assert stranger.poll() is None
-                assert kept.exists()
-            finally:
-                stranger.kill()
-                stranger.wait()
+            run(slurm_site, "scancel", job, check=True)
+            assert processes.wait_until(lambda: not alive(orphan), 30.0)
+            assert processes.wait_until(lambda: not any(p.exists() for p in scratch), 30.0)
+            assert processes.wait_until(lambda: not shared.exists(), 30.0)
+            assert f"left behind: {orphan}\n" in (slurm_site.logs / "hooks.log").read_text()
+            assert alive(bystander)
+            assert stranger.poll() is None
+            assert kept.exists()
         finally:
-            for job in jobs:
-                run(slurm_site, "scancel", job)
-            assert processes.wait_until(lambda: not alive(bystander), 30.0)
-            assert processes.wait_until(lambda: not kept.exists(), 10.0)
-        states = run(slurm_site, "sinfo", "-h", "-o", "%T").stdout
+            stranger.kill()
+            stranger.wait()
+        realslurm.at_rest(slurm_site)
+        assert processes.wait_until(lambda: not alive(bystander), 30.0)
+        assert processes.wait_until(lambda: not kept.exists(), 30.0)
+        states = run(slurm_site, "sinfo", "-h", "-o", "%T", check=True).stdout
         assert "drain" not in states
 
     def test_the_epilog_finds_the_lease_of_a_process_without_a_job_id(
@@ -217,10 +205,8 @@ class TestLeftovers:
         lease = f"l-{os.urandom(6).hex()}"
         job = start(slurm_site, lease, tmp_path / "mine", wrapper="env -u SLURM_JOB_ID")
         orphan = pid(tmp_path / "mine")
-        try:
-            assert alive(orphan)
-        finally:
-            run(slurm_site, "scancel", job)
+        assert alive(orphan)
+        run(slurm_site, "scancel", job, check=True)
         assert processes.wait_until(lambda: not alive(orphan), 30.0)
         assert f"left behind: {orphan}\n" in (slurm_site.logs / "hooks.log").read_text()
 
@@ -244,10 +230,9 @@ class TestLeftovers:
                 "SLURM_CONF": "/other/slurm.conf",
             },
         )
-        job = ""
         try:
             new = f"l-{os.urandom(6).hex()}"
-            job = start(slurm_site, new, tmp_path / "new")
+            start(slurm_site, new, tmp_path / "new")
             assert lost.wait(timeout=30) == -9
             assert outside.poll() is None  # a lease outside Slurm is not the prolog's business
             assert elsewhere.poll() is None
@@ -256,7 +241,6 @@ class TestLeftovers:
             for process in (lost, outside, elsewhere):
                 process.kill()
                 process.wait()
-            run(slurm_site, "scancel", job)
 
 
 def start(on: devcluster.Site, lease: str, flag: Path, wrapper: str = "") -> str:
