@@ -79,9 +79,9 @@ def follow(snap: snapshot.Snapshot, settings: Settings) -> Iterator[actions.Acti
 
 
 def ours(
-    jobs: Iterable[slurm.Job], users: Collection[str]
+    jobs: Iterable[slurm.Job], users: Collection[str], cluster: str
 ) -> tuple[tuple[slurm.Job, ...], tuple[slurm.Job, ...]]:
-    """Return the jobs of Forebay's own users, and the open ones of others that bear a stamp all the same.
+    """Return the jobs of Forebay's own users, and the open ones of others that bear this cluster's stamp.
 
     A comment is anybody's to write and to copy, and numbers begin anew where a controller lost its state:
     neither makes somebody else's job a lease, to be followed, booked or cancelled.
@@ -90,7 +90,7 @@ def ours(
     for job in jobs:
         if job.user in users:
             mine.append(job)
-        elif job.stamp is not None and not job.state.final:
+        elif job.stamp is not None and job.stamp.cluster == cluster and not job.state.final:
             forged.append(job)
     return tuple(mine), tuple(forged)
 

@@ -87,7 +87,7 @@ class Poller:
             self._reserved_due = began + RESERVED_S
         if kept is not None:
             self._live.reservations = kept
-        mine, forged = leases.ours(jobs, self._users)
+        mine, forged = leases.ours(jobs, self._users, self._live.cluster)
         self._warn(forged)
         self._live.absorb_poll(mine, nodes, began)
 

@@ -75,7 +75,8 @@ async def test_somebody_elses_job_is_no_lease_whatever_its_comment_says(
     forged = dataclasses.replace(ours, job_id=ids.SlurmJobId("8"), user="mallory")
     over = dataclasses.replace(forged, state=slurm.JobState.FAILED)
     plain = dataclasses.replace(forged, job_id=ids.SlurmJobId("9"), stamp=None)
-    named = [over, plain, before, ours]
+    theirs = dataclasses.replace(plain, stamp=dataclasses.replace(STAMP, cluster="beta"))
+    named = [over, plain, theirs, before, ours]
     monkeypatch.setattr(port, "jobs", lambda: tuple(named))
     picture = live.Live(1, "alpha", entries.Pauses(1, 60), fake_clock.monotonic())
     poller = polling.Poller(port, picture, fake_clock, 1.0, frozenset({"forebay-old"}))
