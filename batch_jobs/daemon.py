@@ -20,6 +20,7 @@ from batch_jobs import (
     client,
     files,
     finishing,
+    following,
     intake,
     journal,
     journal_writer,
@@ -34,10 +35,12 @@ from batch_jobs import (
 from batch_jobs import store as stores
 from scheduler.contracts import clock as clocks
 from scheduler.contracts import errors
+from scheduler.core import batch_order
 
 _LOG = logging.getLogger(__name__)
 _CLEAN_S = 600.0
 _ESTIMATE_US = 5_000_000
+_DECIDE_US = 1_000_000  # who waits gets older, and what Slurm says of dependencies changes
 _OUR_FAULT = frozenset({errors.Unauthenticated.code, errors.KeyExpired.code})
 _TRANSIENT = (sqlalchemy.exc.SQLAlchemyError, OSError)
 
@@ -88,6 +91,9 @@ class Daemon:
         self._queue = queue
         self._estimated_us = 0
         self._store = store
+        self._following = following.Following(store)
+        self._decision = batch_order.NOTHING
+        self._decide_us = 0
         self._state_dir = state_dir
         self._sender = sender
         self._finisher = finishing.Finisher(store, clock)
@@ -139,8 +145,9 @@ class Daemon:
                 _LOG.error("the registry does not answer, running jobs go on: %s", error)
 
     async def _look(self) -> None:
-        jobs = await asyncio.to_thread(self._store.active)
         now = self._clock.wall_us()
+        changed = await asyncio.to_thread(self._following.look, now)
+        jobs = self._following.jobs
         new = []
         for job in jobs:
             run = self._runs.get(job.job_id)
@@ -152,16 +159,24 @@ class Daemon:
                 run.end(model.Ending.EXPIRED)
             elif job.requeue_us and job.state is model.State.RUNNING:
                 run.put_back()
+        if changed or not 0 < self._decide_us - now <= _DECIDE_US:
+            await self._decide(jobs, now)
         await self._take_some(jobs, new, now)
         for run in list(self._runs.values()):
             await self._tell(run)
+
+    async def _decide(self, jobs: Sequence[model.BatchJob], now: int) -> None:
+        """Say anew who starts and why others wait, and when that is to be looked at again."""
+        self._decision = await asyncio.to_thread(self._queue.decide, jobs, now)
+        self._turns.factors = self._queue.factors({job.team for job in jobs})
+        begins = [job.begin_us for job in jobs if job.begin_us > now]
+        self._decide_us = min([now + _DECIDE_US, *begins])
 
     async def _take_some(
         self, jobs: Sequence[model.BatchJob], new: Sequence[model.BatchJob], now: int
     ) -> None:
         """Take over what others left, end what is to be ended, start what may start."""
-        decision = await asyncio.to_thread(self._queue.decide, jobs, now)
-        self._turns.factors = self._queue.factors({job.team for job in jobs})
+        decision = self._decision
         known = {job.job_id: job for job in new}
         waits = [job for job in new if not self._at_once(job, now)]
         for job in new:

@@ -21,6 +21,8 @@ from scheduler.runtime.registry import database
 _MIGRATION_LOCK = 0x464F5242  # any number that is only ours, for pg_advisory_xact_lock
 _COUNTS = tuple(field.name for field in dataclasses.fields(model.Counts))
 _USED = tuple(field.name for field in dataclasses.fields(model.Used))
+_FIELDS = [column for column in JOBS.c if column is not JOBS.c.revision]
+_ACTIVE = JOBS.c.state.in_([str(each) for each in model.ACTIVE])
 
 
 class Stale(Exception):
@@ -55,6 +57,18 @@ class Had(NamedTuple):
     started_us: int
     ended_us: int
     expected: int
+
+
+class Mark(NamedTuple):
+    """What is another one after any change among the jobs that have not ended, new ones included.
+
+    No id is used twice and each is larger than those before, so as many others have a larger sum; of the
+    same ones each change adds to their revisions.
+    """
+
+    jobs: int
+    ids: int
+    revisions: int
 
 
 class Kept(NamedTuple):
@@ -129,7 +143,7 @@ class Store:
         """Return a job, or None."""
         with self.reading() as connection:
             row = (
-                connection.execute(sa.select(JOBS).where(JOBS.c.job_id == job_id))
+                connection.execute(sa.select(*_FIELDS).where(JOBS.c.job_id == job_id))
                 .mappings()
                 .first()
             )
@@ -140,7 +154,7 @@ class Store:
     ) -> list[model.BatchJob]:
         """Return jobs by id, those that all fields of ``wanted`` allow; ``limit`` 0: no limit."""
         wanted = wanted or Filter()
-        query = sa.select(JOBS).order_by(JOBS.c.job_id.desc() if newest else JOBS.c.job_id)
+        query = sa.select(*_FIELDS).order_by(JOBS.c.job_id.desc() if newest else JOBS.c.job_id)
         if wanted.kept:
             query = query.where(JOBS.c.purged_us == 0)
         if wanted.ids:  # an array's id means all of its tasks
@@ -158,6 +172,25 @@ class Store:
                 query = query.where(column.in_(values))
         if limit:
             query = query.limit(limit)
+        with self.reading() as connection:
+            return [_job(row) for row in connection.execute(query).mappings()]
+
+    def mark(self) -> Mark:
+        """Return a mark of the jobs that are not in a final state."""
+        sums = [sa.func.coalesce(sa.func.sum(each), 0) for each in (JOBS.c.job_id, JOBS.c.revision)]
+        query = sa.select(sa.func.count(), *sums).where(_ACTIVE)
+        with self.reading() as connection:
+            return Mark(*map(int, connection.execute(query).one()))
+
+    def revisions(self) -> dict[int, int]:
+        """Return how often each job that is not in a final state was changed."""
+        query = sa.select(JOBS.c.job_id, JOBS.c.revision).where(_ACTIVE)
+        with self.reading() as connection:
+            return {int(row[0]): int(row[1]) for row in connection.execute(query)}
+
+    def these(self, ids: Sequence[int]) -> Sequence[model.BatchJob]:
+        """Return those of some hundred jobs that are not in a final state."""
+        query = sa.select(*_FIELDS).where(JOBS.c.job_id.in_(ids), _ACTIVE)
         with self.reading() as connection:
             return [_job(row) for row in connection.execute(query).mappings()]
 
@@ -183,7 +216,7 @@ class Store:
         }
         values = {name: value for name, value in values.items() if name in kept}
         query = (
-            sa.update(JOBS)
+            _changed()
             .where(JOBS.c.job_id == job.job_id, JOBS.c.state == str(job.state))
             .values(values)
         )
@@ -207,18 +240,14 @@ class Store:
         if reason is not None:
             values["reason"] = str(reason)
         with self.writing() as connection:
-            connection.execute(
-                sa.update(JOBS)
-                .where(JOBS.c.job_id == job_id, JOBS.c.state.in_([str(s) for s in model.ACTIVE]))
-                .values(values)
-            )
+            connection.execute(_changed().where(JOBS.c.job_id == job_id, _ACTIVE).values(values))
 
     def update(self, job_id: int, values: dict[str, Any], *, pending: bool = False) -> bool:
         """Set fields of an active job, or of a pending one only; False: it is none any more."""
         states = (model.State.PENDING,) if pending else tuple(model.ACTIVE)
         with self.writing() as connection:
             done = connection.execute(
-                sa.update(JOBS)
+                _changed()
                 .where(JOBS.c.job_id == job_id, JOBS.c.state.in_([str(each) for each in states]))
                 .values(values)
             )
@@ -233,7 +262,7 @@ class Store:
         pending = str(model.State.PENDING)
         at: sa.BindParameter[int] = sa.bindparam("at")
         text = (
-            sa.update(JOBS)
+            _changed()
             .where(JOBS.c.job_id == sa.bindparam("job"), JOBS.c.state == pending, JOBS.c.held == "")
             .values(
                 expected_us=at,
@@ -267,14 +296,14 @@ class Store:
 
     def fates(self, ids: Sequence[int]) -> Sequence[model.BatchJob]:
         """Return jobs, and all tasks of arrays, with these ids."""
-        query = sa.select(JOBS).where(sa.or_(JOBS.c.job_id.in_(ids), JOBS.c.array_id.in_(ids)))
+        query = sa.select(*_FIELDS).where(sa.or_(JOBS.c.job_id.in_(ids), JOBS.c.array_id.in_(ids)))
         with self.reading() as connection:
             return [_job(row) for row in connection.execute(query).mappings()]
 
     def queued_tokens(self, team: str) -> int:
         """Return the estimated tokens of a team's jobs that have not ended."""
         query = sa.select(sa.func.coalesce(sa.func.sum(JOBS.c.queued_tokens), 0)).where(
-            JOBS.c.team == team, JOBS.c.state.in_([str(each) for each in model.ACTIVE])
+            JOBS.c.team == team, _ACTIVE
         )
         with self.reading() as connection:
             return int(connection.scalar(query) or 0)
@@ -322,9 +351,14 @@ class Store:
             if state is None or model.State(state).final:
                 return False
             done = connection.execute(
-                sa.update(JOBS).where(JOBS.c.job_id == job_id, only).values(values)
+                _changed().where(JOBS.c.job_id == job_id, only).values(values)
             )
             return done.rowcount == 1 or "cancel_us" in values
+
+
+def _changed() -> sa.Update:
+    """Begin a change of jobs that runners shall see."""
+    return sa.update(JOBS).values(revision=JOBS.c.revision + 1)
 
 
 def _row(job: model.BatchJob) -> dict[str, Any]:

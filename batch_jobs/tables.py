@@ -64,6 +64,7 @@ JOBS = sa.Table(
     sa.Column("expected_us", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("format", sa.String(16), nullable=False, server_default="jsonl"),
     sa.Column("queued_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("revision", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("batch_jobs_state", "state"),
     sa.Index("batch_jobs_team_user", "team", "user"),
     sa.Index("batch_jobs_array", "array_id"),

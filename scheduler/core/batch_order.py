@@ -124,6 +124,9 @@ class Decision:
     priority: Mapping[int, int]
 
 
+NOTHING = Decision((), {}, {})
+
+
 def decayed(tokens: float, age_s: float, half_life_s: float) -> float:
     """Return what is left of ``tokens`` that were used ``age_s`` ago."""
     return float(tokens * 2.0 ** (-max(0.0, age_s) / half_life_s))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy.exc
 
 from batch_jobs import finishing, intake, journal, journal_writer, lines, model, results, runner
+from batch_jobs import store as stores
 from tests.integration import batch_stage
 from tests.unit.batch_jobs import world
 
@@ -157,16 +158,16 @@ async def test_running_jobs_go_on_while_the_registry_is_down(
         if stage.gateway.calls and next(refusals, None) is not None:
             raise sqlalchemy.exc.OperationalError("select", {}, Exception("registry is down"))
 
-    def active() -> Sequence[model.BatchJob]:
+    def mark() -> stores.Mark:
         down()
-        return real_active()
+        return real_mark()
 
     def move(job: model.BatchJob, event: model.Event, **changes: Any) -> model.BatchJob:
         down()
         return real_move(job, event, **changes)
 
-    real_active, real_move = stage.store.active, stage.store.move
-    monkeypatch.setattr(stage.store, "active", active)
+    real_mark, real_move = stage.store.mark, stage.store.move
+    monkeypatch.setattr(stage.store, "mark", mark)
     monkeypatch.setattr(stage.store, "move", move)
     monkeypatch.setattr(finishing, "_AGAIN_S", 0.01)
     job = await stage.run(world.many(50))
