@@ -11,6 +11,7 @@ import argparse
 import array
 import collections
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -84,6 +85,12 @@ def _byte_letters() -> dict[int, str]:
     return {byte: letters.get(byte) or next(spare) for byte in range(256)}
 
 
+@functools.cache
+def _merges() -> tuple[tuple[str, str], ...]:
+    """Return the pairs of the one tokenizer that there is: learning them takes most of a model's making."""
+    return tuple(_train(_TEXT, VOCABULARY - 256 - len(_SPECIALS)))
+
+
 def _train(text: str, tokens: int) -> list[tuple[str, str]]:
     """Learn byte pairs that make ``tokens`` new tokens, most frequent first; ties go by the alphabet."""
     letters = _byte_letters()
@@ -117,7 +124,7 @@ def _merge(symbols: list[str], pair: tuple[str, str]) -> None:
 
 def tokenizer() -> dict[str, Any]:
     """Return ``tokenizer.json``: every byte is a token, so any text comes back as it went in."""
-    merges = _train(_TEXT, VOCABULARY - 256 - len(_SPECIALS))
+    merges = _merges()
     vocabulary = {letter: n for n, letter in enumerate(_byte_letters().values())}
     for left, right in merges:
         vocabulary.setdefault(left + right, len(vocabulary))

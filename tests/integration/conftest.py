@@ -1,6 +1,7 @@
-"""The installation on the embedded Slurm that modules share: its start takes longer than most tests."""
+"""What modules share: an installation on the embedded Slurm, whose start is long, and how things end."""
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -37,3 +38,10 @@ def laptop(laptop_house: running.Running) -> running.Running:
     """The installation on the embedded Slurm at rest."""
     laptop_house.up()
     return laptop_house
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[contextlib.AsyncExitStack]:
+    """What is pushed here ends with the test, also where that fails: what goes on would fail the next one."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield stack

@@ -98,12 +98,13 @@ async def test_a_bad_version_goes_back_by_itself(
 
 
 async def test_a_rollback_is_seen_by_gateways_at_once_and_nothing_of_v1_was_stopped(
-    site: brokersite.Site,
+    site: brokersite.Site, ends: contextlib.AsyncExitStack
 ) -> None:
     async with site.lead() as leader:
         await site.settle(leader)
         await stepping(site, leader)
         source = client.FleetClient(site.folder, "g1", clock.SystemClock())
+        ends.push_async_callback(source.close)
         source.start()
         async with asyncio.timeout(10):
             while source.view() is None:
@@ -117,10 +118,13 @@ async def test_a_rollback_is_seen_by_gateways_at_once_and_nothing_of_v1_was_stop
         assert "serving" in site.running().values()
 
 
-async def test_trials_come_from_gateways_over_the_link(site: brokersite.Site) -> None:
+async def test_trials_come_from_gateways_over_the_link(
+    site: brokersite.Site, ends: contextlib.AsyncExitStack
+) -> None:
     async with site.lead() as leader:
         await site.settle(leader)
         source = client.FleetClient(site.folder, "g1", clock.SystemClock())
+        ends.push_async_callback(source.close)
         source.tell(trials("v1", 3))
         source.start()
         async with asyncio.timeout(10):
@@ -133,7 +137,7 @@ async def test_trials_come_from_gateways_over_the_link(site: brokersite.Site) ->
 
 
 async def test_what_copies_found_comes_over_the_link_and_is_left_for_all(
-    site: brokersite.Site,
+    site: brokersite.Site, ends: contextlib.AsyncExitStack
 ) -> None:
     async with site.lead() as leader:
         await site.settle(leader)
@@ -147,6 +151,7 @@ async def test_what_copies_found_comes_over_the_link_and_is_left_for_all(
         assert leader.view().routes["chat"].shadow == "v2"
         good = observed.Fared(False, 50.0, 5.0, 100.0, 11)
         source = client.FleetClient(site.folder, "g1", clock.SystemClock())
+        ends.push_async_callback(source.close)
         source.compared(
             [observed.Copied("chat", "v1", "v2", good, good, observed.Match.SAME)],
             [observed.CopiesDropped("chat", "v2", "busy", 2)] * 2,

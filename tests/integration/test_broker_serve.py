@@ -66,8 +66,11 @@ class Brokers:
         self.parts.registry.close()
 
 
-async def test_of_two_brokers_one_leads_and_the_other_takes_over(tmp_path: Path) -> None:
+async def test_of_two_brokers_one_leads_and_the_other_takes_over(
+    tmp_path: Path, ends: contextlib.AsyncExitStack
+) -> None:
     brokers = Brokers(tmp_path)
+    ends.push_async_callback(brokers.close)
     brokers.start("a")
     async with asyncio.timeout(20):
         assert await brokers.leading.get() == "a"
@@ -80,11 +83,13 @@ async def test_of_two_brokers_one_leads_and_the_other_takes_over(tmp_path: Path)
     assert second is not None
     assert (first.epoch, second.epoch) == (1, 2)
     assert first.address != second.address
-    await brokers.close()
 
 
-async def test_a_leader_that_is_replaced_stands_by_again(tmp_path: Path) -> None:
+async def test_a_leader_that_is_replaced_stands_by_again(
+    tmp_path: Path, ends: contextlib.AsyncExitStack
+) -> None:
     brokers = Brokers(tmp_path)
+    ends.push_async_callback(brokers.close)
     brokers.start("a")
     async with asyncio.timeout(20):
         assert await brokers.leading.get() == "a"
@@ -96,12 +101,14 @@ async def test_a_leader_that_is_replaced_stands_by_again(tmp_path: Path) -> None
     where = address.read(tmp_path)
     assert where is not None
     assert where.epoch == 3
-    await brokers.close()
 
 
-async def test_a_lead_is_renewed_while_its_leader_reads_the_registry(tmp_path: Path) -> None:
+async def test_a_lead_is_renewed_while_its_leader_reads_the_registry(
+    tmp_path: Path, ends: contextlib.AsyncExitStack
+) -> None:
     """A registry that took longer than a lead lasts was read by one broker after the other, and none led."""
     brokers = Brokers(tmp_path)
+    ends.push_async_callback(brokers.close)
     renewed = threading.Event()
     row, declare = brokers.parts.registry.lead, brokers.parts.registry.catalog.declare
     renew = row.renew
@@ -121,7 +128,6 @@ async def test_a_lead_is_renewed_while_its_leader_reads_the_registry(tmp_path: P
         brokers.start("a")
         async with asyncio.timeout(20):
             assert await brokers.leading.get() == "a"
-        await brokers.close()
 
 
 @pytest.mark.parametrize(
@@ -132,10 +138,11 @@ async def test_a_lead_is_renewed_while_its_leader_reads_the_registry(tmp_path: P
     ],
 )
 async def test_a_leader_that_can_not_begin_stands_by_again(
-    tmp_path: Path, fault: Exception
+    tmp_path: Path, fault: Exception, ends: contextlib.AsyncExitStack
 ) -> None:
     """The process ended: a registry that was away for a moment took its standby along."""
     brokers = Brokers(tmp_path)
+    ends.push_async_callback(brokers.close)
     declare = brokers.parts.registry.catalog.declare
     tries: list[object] = []
 
@@ -152,7 +159,6 @@ async def test_a_leader_that_can_not_begin_stands_by_again(
     where = address.read(tmp_path)
     assert where is not None
     assert where.epoch == 2
-    await brokers.close()
 
 
 async def test_broker_json_names_the_newest_leader_whoever_wakes_up_late(tmp_path: Path) -> None:
@@ -219,7 +225,7 @@ async def test_a_gateway_that_has_come_back_does_not_leave_with_its_old_link(
 
 
 async def test_periodic_work_is_done_once_though_its_leader_is_killed_midway(
-    tmp_path: Path,
+    tmp_path: Path, ends: contextlib.AsyncExitStack
 ) -> None:
     effects: list[int] = []
     begun: list[int] = []
@@ -233,6 +239,7 @@ async def test_periodic_work_is_done_once_though_its_leader_is_killed_midway(
         effects.append(start_us)
 
     brokers = Brokers(tmp_path, loop.Periodic("rollup", 3600.0, rollup))
+    ends.push_async_callback(brokers.close)
     here = asyncio.get_running_loop()
     end_period = brokers.parts.registry.lead.end_period
 
@@ -257,7 +264,6 @@ async def test_periodic_work_is_done_once_though_its_leader_is_killed_midway(
     assert begun[0] in effects
     assert len(set(effects)) == len(effects)
     assert begun[0] not in found
-    await brokers.close()
 
 
 def test_gateway_workers_have_nothing_to_run_periodically_s8() -> None:
@@ -274,7 +280,9 @@ def test_gateway_workers_have_nothing_to_run_periodically_s8() -> None:
     assert done.stdout.strip() == "False"
 
 
-async def test_four_gateways_and_two_brokers_do_a_minutes_rollup_once_s8(tmp_path: Path) -> None:
+async def test_four_gateways_and_two_brokers_do_a_minutes_rollup_once_s8(
+    tmp_path: Path, ends: contextlib.AsyncExitStack
+) -> None:
     """S8: the leader dies when the effect is there but not yet noted; the next one's repeat adds nothing."""
     minutes: dict[int, int] = {}
     runs: list[int] = []
@@ -288,6 +296,7 @@ async def test_four_gateways_and_two_brokers_do_a_minutes_rollup_once_s8(tmp_pat
             await asyncio.Event().wait()  # killed here
 
     brokers = Brokers(tmp_path, loop.Periodic("minute rollup", 60.0, rollup))
+    ends.push_async_callback(brokers.close)
     end_period = brokers.parts.registry.lead.end_period
     here = asyncio.get_running_loop()
 
@@ -297,6 +306,8 @@ async def test_four_gateways_and_two_brokers_do_a_minutes_rollup_once_s8(tmp_pat
             here.call_soon_threadsafe(done.set)
 
     gateways = [client.FleetClient(tmp_path, f"g{n}", clock.SystemClock()) for n in range(4)]
+    for each in gateways:
+        ends.push_async_callback(each.close)
     with mock.patch.object(brokers.parts.registry.lead, "end_period", noted):
         for each in gateways:
             each.start()
@@ -313,16 +324,15 @@ async def test_four_gateways_and_two_brokers_do_a_minutes_rollup_once_s8(tmp_pat
     assert runs.count(killed) == 2
     assert all(runs.count(minute) == 1 for minute in minutes if minute != killed)
     assert set(minutes.values()) == {17}
-    for each in gateways:
-        await each.close()
-    await brokers.close()
 
 
 async def test_a_gateway_keeps_its_view_without_a_broker_and_finds_the_next_one(
-    tmp_path: Path,
+    tmp_path: Path, ends: contextlib.AsyncExitStack
 ) -> None:
     brokers = Brokers(tmp_path)
+    ends.push_async_callback(brokers.close)
     fleet_client = client.FleetClient(tmp_path, "g1", clock.SystemClock())
+    ends.push_async_callback(fleet_client.close)
     fleet_client.start()
     fleet_client.report([observed.Demand("chat", {"interactive": 2}, {"batch": 1}, 0.5, (12.0,))])
     brokers.start("a")
@@ -345,15 +355,15 @@ async def test_a_gateway_keeps_its_view_without_a_broker_and_finds_the_next_one(
         assert view.revision > first.revision
     await fleet_client.close()
     assert fleet_client.view() is view
-    await brokers.close()
 
 
 async def test_a_gateway_leaves_a_leader_that_was_replaced_and_hangs_up_on_nobody(
-    tmp_path: Path,
+    tmp_path: Path, ends: contextlib.AsyncExitStack
 ) -> None:
     """A stopped leader (SIGSTOP, a dead host) keeps its calls; waiting for TCP would cost 15 s."""
     site = brokersite.Site(tmp_path)
     fleet_client = client.FleetClient(tmp_path, "g1", clock.SystemClock())
+    ends.push_async_callback(fleet_client.close)
     async with site.lead() as old, asyncio.timeout(20):
         await site.step(old)
         fleet_client.start()
@@ -365,10 +375,13 @@ async def test_a_gateway_leaves_a_leader_that_was_replaced_and_hangs_up_on_nobod
             await fleet_client.close()
 
 
-async def test_demand_reaches_the_broker_and_leaves_with_its_gateway(tmp_path: Path) -> None:
+async def test_demand_reaches_the_broker_and_leaves_with_its_gateway(
+    tmp_path: Path, ends: contextlib.AsyncExitStack
+) -> None:
     site = brokersite.Site(tmp_path)
     async with site.lead() as leader, asyncio.timeout(20):
         fleet_client = client.FleetClient(tmp_path, "g1", clock.SystemClock())
+        ends.push_async_callback(fleet_client.close)
         sent = observed.Demand("chat", {"interactive": 2}, {"batch": 1}, 0.5, (12.0,))
         fleet_client.report([sent])
         fleet_client.start()
@@ -381,7 +394,7 @@ async def test_demand_reaches_the_broker_and_leaves_with_its_gateway(tmp_path: P
 
 
 async def test_a_proxy_in_the_environment_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: contextlib.AsyncExitStack
 ) -> None:
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -391,6 +404,7 @@ async def test_a_proxy_in_the_environment_is_not_used(
         await site.settle(leader)
         assert list(site.running().values()) == ["serving"]
         fleet_client = client.FleetClient(tmp_path, "g1", clock.SystemClock())
+        ends.push_async_callback(fleet_client.close)
         fleet_client.start()
         await fleet_client.changed(-1)
         await fleet_client.close()

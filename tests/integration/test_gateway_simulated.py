@@ -184,7 +184,7 @@ async def test_leaving_frees_the_seat_and_leaves_one_row_g2(tmp_path: Path) -> N
                     pass
             asked.cancel()
             await asyncio.wait({asked})
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(20):
                 while (await state(replicas[0]))["interactive"]:
                     pass
         await served.rows(1)

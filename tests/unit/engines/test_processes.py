@@ -64,7 +64,7 @@ def test_marked_processes_are_found_and_killed_and_we_are_spared() -> None:
         assert set(processes.marked({"FOREBAY_TEST_MARK": "a"})) == {one.pid, two.pid}
         spared = processes.kill_marked({"FOREBAY_TEST_MARK": "a"}, frozenset({two.pid}))
         assert spared == [one.pid]
-        assert one.wait(5) == -signal.SIGKILL
+        assert one.wait(30) == -signal.SIGKILL
         assert processes.environment(two.pid)["FOREBAY_TEST_OTHER"] == "y"
         assert two.poll() is None
         assert three.poll() is None

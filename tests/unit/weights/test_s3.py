@@ -26,12 +26,8 @@ class Bucket:
 
         self._server = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._server.start()
+        self.closed = False
         self.url = f"http://127.0.0.1:{self._server.get_host_and_port()[1]}"
-        for method, path in (("POST", "moto-api/reset"), ("PUT", "models")):
-            asked = httpx.request(
-                method, f"{self.url}/{path}", trust_env=False, verify=False, timeout=60
-            )
-            asked.raise_for_status()
         self._objects = stores.S3Store(
             "models",
             endpoint=self.url,
@@ -40,6 +36,14 @@ class Bucket:
             secret_access_key="what",
             client_options={"allow_http": True},
         )
+
+    def renew(self) -> None:
+        """Forget all that the server was told, and make the bucket."""
+        for method, path in (("POST", "moto-api/reset"), ("PUT", "models")):
+            asked = httpx.request(
+                method, f"{self.url}/{path}", trust_env=False, verify=False, timeout=60
+            )
+            asked.raise_for_status()
 
     def upload(self, folder: Path, prefix: str) -> None:
         for path in folder.rglob("*"):
@@ -50,14 +54,26 @@ class Bucket:
         obstore.delete(self._objects, key)
 
     def close(self) -> None:
-        self._server.stop()
+        if not self.closed:
+            self.closed = True
+            self._server.stop()
+
+
+@pytest.fixture(scope="module")
+def standing() -> Iterator[list[Bucket]]:
+    """The server that stays until a test ends it: its own end takes half a second."""
+    opened: list[Bucket] = []
+    yield opened
+    for each in opened:
+        each.close()
 
 
 @pytest.fixture
-def bucket() -> Iterator[Bucket]:
-    opened = Bucket()
-    yield opened
-    opened.close()
+def bucket(standing: list[Bucket]) -> Bucket:
+    if not standing or standing[-1].closed:
+        standing.append(Bucket())
+    standing[-1].renew()
+    return standing[-1]
 
 
 @pytest.fixture
