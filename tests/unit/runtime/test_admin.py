@@ -158,10 +158,13 @@ async def test_prometheus_may_ask_for_the_fleet_and_for_what_rollovers_held_twic
     )  # fmt: skip
     site.registry.holdings.save_lease(epoch, lease, 1)
     told = {"leases": 3, "overlap_gpu_s": 12.5, "since_us": 7}
-    site.registry.journal.set_facts(epoch, 1, {overlap.FACT: told})
+    site.registry.journal.set_facts(
+        epoch, 1, {overlap.FACT: told, "broker": {"reports_refused": 2}}
+    )
     lines = (await site.call("GET", "/admin/fleet-metrics")).text.splitlines()
     assert 'forebay_lease_gpus{kind="serve",state="running"} 4.0' in lines
     assert "forebay_rollover_overlap_gpu_seconds_total 12.5" in lines
     assert "forebay_rollover_leases_total 3.0" in lines
+    assert "forebay_gateway_reports_refused_total 2.0" in lines
     site.caller = dataclasses.replace(adminsite.ADMIN, admin=False)
     assert (await site.call("GET", "/admin/fleet-metrics")).status_code == 403
