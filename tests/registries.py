@@ -46,10 +46,22 @@ def _migrated(migrate: Callable[[str], None]) -> bytes:
         return (Path(name) / _FILE).read_bytes()
 
 
-def renew(registry: store.Registry) -> None:
-    """Make a registry in a file as new; what SQLAlchemy has compiled for it is kept."""
+@functools.cache
+def filled(fill: Callable[[store.Registry], None]) -> bytes:
+    """Return the file of a registry that ``fill``, a function of a module, has written to once."""
+    with tempfile.TemporaryDirectory() as name:
+        registry = opened(Path(name))
+        try:
+            fill(registry)
+        finally:
+            registry.close()  # what is in the write-ahead log goes into the file
+        return (Path(name) / _FILE).read_bytes()
+
+
+def renew(registry: store.Registry, state: bytes = b"") -> None:
+    """Make a registry in a file as new, or as `filled`; what SQLAlchemy has compiled for it is kept."""
     registry.close()
     path = Path(str(registry.database.url.database))
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-    path.write_bytes(_registry())
+    path.write_bytes(state or _registry())

@@ -96,11 +96,14 @@ def standing(registry: store.Registry) -> Site:
     return Site(registry, ports.StaticFleet(), clock.FakeClock())
 
 
+def _declare(registry: store.Registry) -> None:
+    registry.catalog.declare([CHAT, CODE], 1)
+
+
 @pytest.fixture
 def site(standing_registry: store.Registry) -> Site:
     registry = standing_registry
-    registries.renew(registry)
-    registry.catalog.declare([CHAT, CODE], 1)
+    registries.renew(registry, registries.filled(_declare))
     view = fleet.FleetView(
         1,
         5,

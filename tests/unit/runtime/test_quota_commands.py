@@ -86,15 +86,18 @@ class Site:
 standing = functools.cache(Site)
 
 
-@pytest.fixture
-def site(standing_registry: store.Registry) -> Site:
-    registry = standing_registry
-    registries.renew(registry)
+def _people(registry: store.Registry) -> None:
     registry.catalog.declare(
         [config.ModelSettings(name="chat", engine=fleet.EngineKind.SIMULATED)], 0
     )
     registry.keys.put(keys.Key("", "physics", "ada", (requests.Tier.BATCH,)), "fbk_k1_s", 0)
     registry.keys.put(keys.Key("", "chem", "bob", (requests.Tier.BATCH,)), "fbk_k2_s", 0)
+
+
+@pytest.fixture
+def site(standing_registry: store.Registry) -> Site:
+    registry = standing_registry
+    registries.renew(registry, registries.filled(_people))
     found = standing(registry)
     found.people, found.caller = PEOPLE, ADMIN
     return found
