@@ -19,7 +19,9 @@ class Probes:
     unacknowledged_s: float = 15.0
 
     def apply(self, raw: socket.socket) -> None:
-        """Set them on a connection."""
+        """Set them on a connection; one of this machine's own sockets has no node to lose."""
+        if raw.family == socket.AF_UNIX:
+            return
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, self.idle_s)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, self.idle_s)

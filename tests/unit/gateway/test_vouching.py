@@ -125,3 +125,10 @@ def test_a_connection_is_probed_by_the_kernel() -> None:
         assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 7
         assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 4
         assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1500
+
+
+def test_a_socket_of_this_machine_is_not_probed() -> None:
+    """It knows no probes, and to set them raised in each connection."""
+    with socket.socket(socket.AF_UNIX) as raw:
+        probing.Probes().apply(raw)
+        assert not raw.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
