@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import subprocess
 import sys
@@ -17,59 +16,15 @@ from sqlalchemy import exc
 
 from scheduler.contracts import clock, observed
 from scheduler.contracts.v1 import control_pb2 as pb
-from scheduler.runtime import address, broker, client, guard, loop, serving, settings, watch
-from tests import brokersite, fakeslurm, registries
-
-OPTIONS = settings.Settings(
-    tick_s=0.05, slurm_poll_s=0.1, adopt_grace_s=0.0, leader_ttl_s=30.0, leader_renew_s=0.1
-)
-
-
-def parts(folder: Path) -> broker.Parts:
-    time = clock.SystemClock()
-    return broker.Parts(
-        options=OPTIONS,
-        registry=registries.opened(folder),
-        slurm=fakeslurm.FakeSlurm(time),
-        lease_renderer=brokersite.render,
-        state_dir=folder,
-        time=time,
-        cluster="alpha",
-        models=(dataclasses.replace(brokersite.CHAT, replicas=0),),
-    )
-
-
-class Brokers:
-    """Brokers of one state folder, each a task; `lead` is set each time one begins to lead."""
-
-    def __init__(self, folder: Path, *works: loop.Periodic) -> None:
-        self.parts = parts(folder)
-        self.works = works
-        self.leading: asyncio.Queue[str] = asyncio.Queue()
-        self.tasks: dict[str, asyncio.Task[None]] = {}
-
-    def start(self, name: str) -> None:
-        task = serving.serve(
-            self.parts, periodic=self.works, ready=lambda where: self.leading.put_nowait(name)
-        )
-        self.tasks[name] = asyncio.create_task(task)
-
-    async def stop(self, name: str) -> None:
-        task = self.tasks.pop(name)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-    async def close(self) -> None:
-        for name in list(self.tasks):
-            await self.stop(name)
-        self.parts.registry.close()
+from scheduler.runtime import address, broker, client, guard, loop, watch
+from tests import brokersite
+from tests.integration import serving_brokers
 
 
 async def test_of_two_brokers_one_leads_and_the_other_takes_over(
     tmp_path: Path, ends: contextlib.AsyncExitStack
 ) -> None:
-    brokers = Brokers(tmp_path)
+    brokers = serving_brokers.Brokers(tmp_path)
     ends.push_async_callback(brokers.close)
     brokers.start("a")
     async with asyncio.timeout(20):
@@ -88,7 +43,7 @@ async def test_of_two_brokers_one_leads_and_the_other_takes_over(
 async def test_a_leader_that_is_replaced_stands_by_again(
     tmp_path: Path, ends: contextlib.AsyncExitStack
 ) -> None:
-    brokers = Brokers(tmp_path)
+    brokers = serving_brokers.Brokers(tmp_path)
     ends.push_async_callback(brokers.close)
     brokers.start("a")
     async with asyncio.timeout(20):
@@ -107,7 +62,7 @@ async def test_a_lead_is_renewed_while_its_leader_reads_the_registry(
     tmp_path: Path, ends: contextlib.AsyncExitStack
 ) -> None:
     """A registry that took longer than a lead lasts was read by one broker after the other, and none led."""
-    brokers = Brokers(tmp_path)
+    brokers = serving_brokers.Brokers(tmp_path)
     ends.push_async_callback(brokers.close)
     renewed = threading.Event()
     row, declare = brokers.parts.registry.lead, brokers.parts.registry.catalog.declare
@@ -141,7 +96,7 @@ async def test_a_leader_that_can_not_begin_stands_by_again(
     tmp_path: Path, fault: Exception, ends: contextlib.AsyncExitStack
 ) -> None:
     """The process ended: a registry that was away for a moment took its standby along."""
-    brokers = Brokers(tmp_path)
+    brokers = serving_brokers.Brokers(tmp_path)
     ends.push_async_callback(brokers.close)
     declare = brokers.parts.registry.catalog.declare
     tries: list[object] = []
@@ -238,7 +193,7 @@ async def test_periodic_work_is_done_once_though_its_leader_is_killed_midway(
             await asyncio.Event().wait()  # the leader dies here
         effects.append(start_us)
 
-    brokers = Brokers(tmp_path, loop.Periodic("rollup", 3600.0, rollup))
+    brokers = serving_brokers.Brokers(tmp_path, loop.Periodic("rollup", 3600.0, rollup))
     ends.push_async_callback(brokers.close)
     here = asyncio.get_running_loop()
     end_period = brokers.parts.registry.lead.end_period
@@ -295,7 +250,7 @@ async def test_four_gateways_and_two_brokers_do_a_minutes_rollup_once_s8(
         if len(runs) == 1:
             await asyncio.Event().wait()  # killed here
 
-    brokers = Brokers(tmp_path, loop.Periodic("minute rollup", 60.0, rollup))
+    brokers = serving_brokers.Brokers(tmp_path, loop.Periodic("minute rollup", 60.0, rollup))
     ends.push_async_callback(brokers.close)
     end_period = brokers.parts.registry.lead.end_period
     here = asyncio.get_running_loop()
@@ -329,7 +284,7 @@ async def test_four_gateways_and_two_brokers_do_a_minutes_rollup_once_s8(
 async def test_a_gateway_keeps_its_view_without_a_broker_and_finds_the_next_one(
     tmp_path: Path, ends: contextlib.AsyncExitStack
 ) -> None:
-    brokers = Brokers(tmp_path)
+    brokers = serving_brokers.Brokers(tmp_path)
     ends.push_async_callback(brokers.close)
     fleet_client = client.FleetClient(tmp_path, "g1", clock.SystemClock())
     ends.push_async_callback(fleet_client.close)
