@@ -236,6 +236,15 @@ class Heard:
     whole: int = 0
     failed: list[str] = dataclasses.field(default_factory=list)
 
+    def beside(self, other: "Heard") -> "Heard":
+        """Return both together."""
+        return Heard(
+            self.ttft + other.ttft,
+            self.gaps + other.gaps,
+            self.whole + other.whole,
+            self.failed + other.failed,
+        )
+
 
 async def drive(site: Site, team: str, load: Load, seed: int) -> Heard:
     """Send a team's load; returns once all of it has been answered."""
