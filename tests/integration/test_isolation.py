@@ -17,6 +17,7 @@ import pytest
 from tests import virtualtime
 from tests.integration import isolation
 
+pytestmark = pytest.mark.timeout(900)  # six runs a test, minutes on a busy machine
 RATIO = 1.3
 SHARES = {"ttft": 0.95, "gaps": 0.99}
 # A load's p95 is that of its seven latest of 140: one draw of arrivals gave ratios from 1.03 to 1.27 of the
