@@ -301,9 +301,7 @@ def main(words: Sequence[str]) -> int:
         help="begin no slice after so long; the first always",
     )
     parser.add_argument("--report", type=Path, help="put the figures into this page")
-    parser.add_argument(
-        "--at-once", type=int, default=2, help="requests under way: an engine at work for each core"
-    )
+    parser.add_argument("--at-once", type=int, default=6, help="requests under way")
     parser.add_argument("--blocks", type=int, default=8000, help="KV blocks of each replica")
     parser.add_argument("--arms", nargs="+", default=ARMS[:4], choices=ARMS)
     parser.add_argument("--env", type=Path, default=Path("build/bench-env"), help="vllm-router's")

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import json
 import random
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -91,8 +90,6 @@ def replicas(
     arguments = {
         "enforce-eager": True,
         "dtype": "float32",
-        "load-format": "dummy",
-        "hf-overrides": json.dumps(workload.WIDER),
         "block-size": workload.BLOCK_TOKENS,
         "kv-cache-memory-bytes": blocks * workload.BLOCK_BYTES,
     }
