@@ -212,11 +212,16 @@ FIELDS = (
     _C("End", 19, _time("ended_us"), "when it ended"),
     _C("Elapsed", 10, _elapsed, "End - Start"),
     _C("TTFT", 8, _ttft, "seconds from Submit to FirstToken"),
-    _C("PromptTokens", 12, _prompt, "uncached and cached prompt tokens"),
+    _C("PromptTokens", 12, _prompt, "uncached and cached prompt tokens, the platform's too"),
     _C("UncachedTokens", 14, _plain("uncached_prompt_tokens"), "prompt tokens computed"),
     _C("CachedTokens", 12, _plain("cached_prompt_tokens"), "prompt tokens from the prefix cache"),
     _C("CachedShare", 11, _cached_share, "percent of prompt tokens that were cached"),
-    _C("OutputTokens", 12, _plain("output_tokens"), "tokens sampled, of all attempts"),
+    _C(
+        "OutputTokens",
+        12,
+        _plain("output_tokens"),
+        "tokens sampled, of all attempts, the platform's too",
+    ),
     _C(
         "PlatformTokens",
         9,

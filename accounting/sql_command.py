@@ -49,6 +49,8 @@ def run(
         raise CommandError("--json and --csv exclude each other: give one")
     if not state_dir.is_dir():
         raise CommandError(f"{state_dir}: no such folder: set [forebay] state_dir")
+    if not any((state_dir / name).is_dir() for name in ("parquet", "spool")):
+        print(f"{state_dir}: nothing is recorded there yet (--config FILE?)", file=err)
     window = _window(asked, now, tz)
     try:
         with public.opened(state_dir, table, window) as tables:

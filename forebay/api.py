@@ -34,9 +34,11 @@ class GatewayApi:
     def __init__(self, url: str, authorization: "Credential") -> None:
         self.url = url.rstrip("/")
         try:
-            httpx.URL(self.url)
+            parsed = httpx.URL(self.url)
         except httpx.InvalidURL as error:
             raise command_line.CommandError(f"FOREBAY_URL: {url}: {error}") from error
+        if parsed.scheme not in {"http", "https"} or not parsed.host:
+            raise command_line.CommandError(f"FOREBAY_URL: {url}: give http://HOST:PORT")
         self._authorization = authorization
 
     def call(

@@ -138,7 +138,14 @@ def _service(asked: argparse.Namespace) -> int:
         ready.tell(asked.ready_fd, news)
         asked.ready_fd = -1  # a broker that leads a second time has nobody left to tell
 
-    uvloop.run(body(here, told))
+    try:
+        uvloop.run(body(here, told))
+    except OSError as error:
+        from scheduler.contracts import webserver
+
+        if not isinstance(error, webserver.CannotListen):
+            raise
+        raise command_line.CommandError(str(error)) from error
     if asked.what.startswith(("gateway", "broker")):
         _gone(0)  # the interpreter would wait for calls to a registry that hangs
     return 0
@@ -209,7 +216,7 @@ def _up(asked: argparse.Namespace) -> int:
         here = installation.Installation.open(_load(str(path)))
         model = here.config.models[0].name if here.config.models else "MODEL"
         async with up.running(here, path, _say) as addresses:
-            print(up.examples(addresses, here.state, model), flush=True)
+            print(up.examples(addresses, here.state, path, model), flush=True)
             _say("Requests wait until a replica is warm. Ctrl-C ends everything.")
             await asyncio.Event().wait()
         return 0

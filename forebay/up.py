@@ -132,7 +132,7 @@ def interruptible(body: Coroutine[Any, Any, int]) -> int:
     return asyncio.run(watched())
 
 
-def examples(addresses: dict[str, str], state: Path, model: str) -> str:
+def examples(addresses: dict[str, str], state: Path, config_file: Path, model: str) -> str:
     """Return examples to paste: environment, curl, the `openai` package, gRPC, the commands."""
     http, grpc = addresses["http"], addresses["grpc"]
     programs = Path(sys.executable).parent
@@ -140,6 +140,7 @@ def examples(addresses: dict[str, str], state: Path, model: str) -> str:
     question = "Why does the tide come in twice a day?"
     return f"""\
 export PATH={programs}:$PATH FOREBAY_URL={http} FOREBAY_API_KEY_FILE={key}
+export FOREBAY_CONFIG={config_file.absolute()}
 
 curl -N {http}/v1/chat/completions -H "Authorization: Bearer $(cat {key})" \\
   -H 'Content-Type: application/json' \\

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +52,7 @@ async def serve(
         stop: set it to end from inside the process; signals are then not listened to.
 
     Raises:
-        OSError: a port can't be bound; the message names it.
+        webserver.CannotListen: a port can't be bound; the message names it.
     """
     table = deps.settings
     ending = stop or asyncio.Event()
@@ -66,7 +67,8 @@ async def serve(
             try:
                 grpc_port = await grpc.start(f"{table.host}:{table.grpc_port}")
             except RuntimeError as error:
-                raise OSError(f"[gateway] grpc_port {table.grpc_port}: {error}") from error
+                what = f"[gateway] grpc_port {table.grpc_port}: {error}"
+                raise webserver.CannotListen(what) from error
             serving = asyncio.create_task(http.serve(sockets=[bound]))
             sweeping = asyncio.create_task(protocol.sweep(http.server_state.connections))
             try:
@@ -121,8 +123,9 @@ def _listen(table: settings.GatewaySettings) -> Iterator[socket.socket]:
             reuse_port=table.workers > 1,
         )
     except OSError as error:
-        raise OSError(
-            error.errno, f"[gateway] http_port {table.http_port} on {table.host}: {error.strerror}"
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise webserver.CannotListen(
+            f"[gateway] http_port {table.http_port} on {table.host}: {why}"
         ) from error
     with bound:
         # Inherited by every connection: what a client that does not read may hold in the kernel.

@@ -10,6 +10,10 @@ _TICK_S = 1.0  # the date in answers' heads is that of the last tick
 _LOOK_S = 0.005  # between two looks at whether the last answers are out
 
 
+class CannotListen(OSError):
+    """A port is taken or not allowed; the message names the setting."""
+
+
 class Server(uvicorn.Server):
     """Serves until `stop`, which is seen at once, and is over when the last byte is out.
 

@@ -27,6 +27,7 @@ from scheduler.runtime import toml_lines
 T = TypeVar("T")
 MODELS = "models"
 PREFIX = "FOREBAY_"
+_LISTED = 20  # more names than these say nothing in one line
 
 
 class ConfigError(Exception):
@@ -387,7 +388,11 @@ def required(field: "dataclasses.Field[Any]") -> bool:
 
 def _near(name: str, known: Any) -> str:
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+    if close:
+        return f"; did you mean {close[0]}?"
+    if len(known) > _LISTED:
+        return "; `forebay config example` has those that are known"
+    return f"; known are {', '.join(known)}"
 
 
 def _short(raw: Any) -> str:

@@ -48,6 +48,18 @@ def run(state: Path, *words: str) -> str:
     return out.getvalue()
 
 
+def test_a_folder_without_books_is_said(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    sql_command.declare(parser)
+    out, err = io.StringIO(), io.StringIO()
+    code = sql_command.run(
+        parser.parse_args(["SELECT count(*) FROM usage"]),
+        state_dir=tmp_path, table=settings.Accounting(), streams=(out, err), now=NOW, tz=datetime.UTC,
+    )  # fmt: skip
+    assert code == 0
+    assert err.getvalue() == f"{tmp_path}: nothing is recorded there yet (--config FILE?)\n"
+
+
 def test_every_column_is_documented_and_every_documented_one_is_there(state: Path) -> None:
     text = DOC.read_text()
     with public.opened(

@@ -141,6 +141,8 @@ def test_a_key_file_of_any_bytes_is_told_in_one_line(url: str, tmp_path: Path) -
 
 
 def test_an_address_that_is_none_is_told_in_one_line() -> None:
+    with pytest.raises(command_line.CommandError, match=r"^FOREBAY_URL: frob: give http://"):
+        api.connect({"FOREBAY_URL": "frob", "FOREBAY_API_KEY": "fbk_a"})
     with pytest.raises(command_line.CommandError, match=r"^FOREBAY_URL: http://x:port: "):
         api.connect({"FOREBAY_URL": "http://x:port", "FOREBAY_API_KEY": "fbk_a"})
 

@@ -19,6 +19,7 @@ from forebay import (
     sinks,
 )
 from gateway import settings as gateway_settings
+from scheduler.contracts import webserver
 
 
 def test_each_service_has_its_body() -> None:
@@ -82,3 +83,21 @@ def test_no_worker_at_all_is_a_fault_of_one_line(
     told = capsys.readouterr().err
     assert "FOREBAY_GATEWAY_WORKERS" in told
     assert len(told.strip().splitlines()) <= 2
+
+
+def test_a_port_that_is_taken_is_a_fault_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(sinks.SPOOL, "")
+    monkeypatch.setattr(cli, "_log", lambda: None)
+    monkeypatch.setattr(lifeline, "open_files", lambda: None)
+    config = tmp_path / "forebay.toml"
+    config.write_text(f'[forebay]\nstate_dir = "{tmp_path / "state"}"\n')
+
+    async def body(here: installation.Installation, told: object) -> None:
+        raise webserver.CannotListen("[gateway] http_port 80 on ::: Address already in use")
+
+    monkeypatch.setattr(cli, "service", lambda name: body)
+    assert cli.main(["gateway", "--config", str(config)]) != 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("[gateway] http_port 80 on ::: Address already in use")
