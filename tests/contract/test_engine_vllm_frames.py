@@ -64,15 +64,19 @@ class TestFrames:
             assert spelling.text(ids) == sent
         assert sent == f"{UNICODE} {UNICODE}"
 
-    def test_the_role_chunk_stands_for_no_token(self, replica: engine_vllm.Replica) -> None:
+    def test_the_role_chunk_stands_for_no_token(
+        self, replica: engine_vllm.Replica, spelling: engine_vllm.Spelling
+    ) -> None:
+        """On a busy machine vLLM may tell two tokens at once; the ids are those of the text in any case."""
         body = {"model": "chat", "messages": ASK, "max_tokens": 3, "temperature": 0, "stream": True}
         found, _ = engine_vllm.ask(replica, CHAT, body)
 
         first = data(found)[0]
         role, token = engine_vllm.events(first.payload)  # they come together, so they go together
         assert role["choices"][0]["delta"]["role"] == "assistant"
-        assert len(first.token_ids) == 1
-        assert first.chars == len(token["choices"][0]["delta"]["content"])
+        content = token["choices"][0]["delta"]["content"]
+        assert spelling.text(list(first.token_ids)) == content != ""
+        assert first.chars == len(content)
 
     def test_cached_prompt_tokens_are_told_apart(self, replica: engine_vllm.Replica) -> None:
         body = {
