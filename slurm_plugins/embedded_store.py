@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from scheduler.contracts import ids, slurm, stored
 from slurm_plugins import embedded_runner, hostlist, sbatch, steps
@@ -113,8 +113,7 @@ class Store:
     """The file, its lock, and the jobs' folders."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder = folder  # made by the first use: who only asks what is here changes nothing
         self._file = folder / "jobs.json"
         self._threads = threading.Lock()
 
@@ -125,7 +124,7 @@ class Store:
     @contextlib.contextmanager
     def change(self) -> Iterator[State]:
         """Lend the newest state; what was changed is on disk when the block ends without an error."""
-        with self._threads, (self.folder / "lock").open("w") as lock:
+        with self._threads, self._lock() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             before = self._text()
             state = _read(before, self._file)
@@ -133,6 +132,13 @@ class Store:
             value = _plain(state)
             if json.dumps(value) != before:
                 embedded_runner.write(self._file, value)
+
+    def _lock(self) -> TextIO:
+        try:
+            return (self.folder / "lock").open("w")
+        except FileNotFoundError:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return (self.folder / "lock").open("w")
 
     def _text(self) -> str:
         try:

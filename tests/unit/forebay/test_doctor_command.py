@@ -1,7 +1,8 @@
-"""`fctl doctor` on a host that reaches Slurm: for people, and as JSON."""
+"""`fctl doctor` on a host that reaches Slurm: for people, as JSON, and without a trace."""
 
 import io
 import json
+import sys
 import types
 from pathlib import Path
 
@@ -53,3 +54,13 @@ def test_the_embedded_slurm_has_nothing_to_examine(monkeypatch: pytest.MonkeyPat
     assert commands.examine(out, True) == 0
     told = json.loads(out.getvalue())
     assert (told["examined"], told["findings"]) == (False, [])
+
+
+@pytest.mark.parametrize("words", ["doctor", "doctor --json", "lease --render"])
+def test_who_only_looks_leaves_nothing_behind(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fctl", *words.split()])
+    monkeypatch.chdir(tmp_path)
+    assert commands.fctl() == 0
+    assert [path.name for path in tmp_path.rglob("*")] == ["forebay.toml"]
