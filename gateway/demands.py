@@ -30,6 +30,7 @@ class Demands:
         self._loads = loads
         self._adapters = adapters.Asked()
         self._versions = by_version.Asked()
+        self._standard: collections.Counter[str] = collections.Counter()
         self._arrived: collections.Counter[str] = collections.Counter()
         self._ttft: collections.defaultdict[str, collections.deque[tuple[float, float]]] = (
             collections.defaultdict(lambda: collections.deque(maxlen=64))
@@ -41,6 +42,8 @@ class Demands:
         self._versions.came(asking, needs)
         if asking.tier is not requests.Tier.BATCH:
             self._arrived[asking.model] += 1
+        if asking.tier is requests.Tier.STANDARD:
+            self._standard[asking.model] += 1
 
     def first_token(self, model: str, ms: float, now: float) -> None:
         """Note an interactive request's time to its first token."""
@@ -71,6 +74,7 @@ class Demands:
                 oldest_wait_s=self.oldest_wait_s(model, now),
                 ttft_ms=tuple(ms for at, ms in self._ttft[model] if at >= since),
                 arrived=self._arrived[model],
+                arrived_standard=self._standard[model],
                 adapters=of_adapters.get(model, {}),
                 versions=of_versions.get(model, {}),
             )

@@ -27,9 +27,20 @@ ForebayError
 ```
 """
 
+import enum
 from typing import Any
 
 from scheduler.contracts import resume
+
+BLAME_FIELD = "forebay_blame"  # beside the error that a batch line gets for a lost replica
+
+
+class Blame(enum.StrEnum):
+    """What part a request had in the loss of its replica, see `scheduler.core.suspects`."""
+
+    ALONE = "alone"  # the only suspect there: it is at fault
+    SHARED = "shared"  # it may be; it is tried apart from others that may be
+    NONE = "none"  # another one is suspected
 
 
 class ForebayError(Exception):
@@ -192,12 +203,22 @@ class NoReplica(ForebayError):
 
 
 class ReplicaLost(ForebayError):
-    """The replica died or went silent in the middle of the answer."""
+    """The replica died or went silent in the middle of the answer.
+
+    Attributes:
+        blame: for the batch runner, what part its line had in that.
+    """
 
     code = "replica_lost"
     status = 502
     grpc_status = "UNAVAILABLE"
     retryable = True
+    blame: Blame | None = None
+
+    def openai(self) -> dict[str, Any]:
+        """Return the OpenAI error body, with what the batch runner needs beside it."""
+        body: dict[str, Any] = super().openai()
+        return body if self.blame is None else {**body, BLAME_FIELD: self.blame.value}
 
 
 class Draining(ReplicaLost):

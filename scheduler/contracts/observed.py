@@ -47,6 +47,7 @@ class Demand:
         oldest_wait_s: seconds that the head of the interactive queue has waited.
         ttft_ms: newest interactive TTFTs, at most 64.
         arrived: interactive and standard requests that came since the gateway's process began.
+        arrived_standard: those of tier standard among them.
         adapters: what of it is for which adapter, those that were ever asked for.
         versions: what of it is for which version; only where the route has pools.
     """
@@ -57,6 +58,7 @@ class Demand:
     oldest_wait_s: float = 0.0
     ttft_ms: tuple[float, ...] = ()
     arrived: int = 0
+    arrived_standard: int = 0
     adapters: Mapping[str, AdapterDemand] = dataclasses.field(default_factory=dict)
     versions: Mapping[str, VersionDemand] = dataclasses.field(default_factory=dict)
 

@@ -94,11 +94,13 @@ class BatchRef:
         job_id: its job.
         custom_id: its own name.
         preempted: how often it gave its seat back before, as the batch runner's journal says.
+        lost: how many replicas were lost with it before, and perhaps by it, as the journal says.
     """
 
     job_id: ids.BatchJobId
     custom_id: str
     preempted: int = 0
+    lost: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ def demand_from_pb(message: pb.Demand) -> observed.Demand:
         oldest_wait_s=message.oldest_wait_s,
         ttft_ms=tuple(message.ttft_ms),
         arrived=message.arrived,
+        arrived_standard=message.arrived_standard,
         adapters={
             name: observed.AdapterDemand(**_said(one)) for name, one in message.adapters.items()
         },

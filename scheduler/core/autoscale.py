@@ -2,10 +2,10 @@
 
 Signals are what callers feel and what fills up: queue wait, sequences in flight against those that a replica
 runs within its SLO, KV pressure, TTFT and time per token against SLO, the request rate against what a replica
-takes, and the forecast. CPU or GPU percent is none of them. The need is the largest of what the signals ask
-for; it falls only after it has been lower for a while, a tenth at a time, by draining. A version that the
-route no longer names falls at once to its floor, or to what still answers callers: an answer that a drain
-cuts short goes on at no other version.
+takes, and the forecast. CPU or GPU percent is none of them. What a signal asks for is split by tier, each
+part is held within its tier's bounds, and the need is the largest of the sums. It falls only after it has
+been lower for a while, a tenth at a time, by draining. A version that the route no longer names falls at once
+to its floor, or to what still answers callers: an answer that a drain cuts short goes on at no other version.
 """
 
 import dataclasses
@@ -45,13 +45,43 @@ class Settings(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds of what one tier, or all callers, may have; all in replicas.
+
+    Attributes:
+        floor: kept warm whatever the demand.
+        minimum: never fewer as long as somebody asks; nobody keeps it from going to zero.
+        maximum: 0: no bound but the fleet.
+    """
+
+    floor: int = 0
+    minimum: int = 0
+    maximum: int = 0
+
+    def within(self, replicas: float, *, used: bool) -> float:
+        """Return ``replicas`` within these; the floor is never undercut.
+
+        Args:
+            replicas: asked for; a part of one where several tiers share it.
+            used: whether somebody has asked lately, so that the minimum counts.
+        """
+        return max(min(replicas, self.maximum or replicas), self.least(used=used))
+
+    def least(self, *, used: bool) -> int:
+        """Return the fewest."""
+        return max(self.floor, self.minimum if used else 0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Scaling:
     """Bounds of one deployment and what its replicas can do.
 
     Attributes:
-        floor: replicas kept warm for interactive callers whatever the demand.
-        minimum, maximum: interactive bounds; maximum 0: no bound but the fleet.
-        batch_floor, batch_maximum: replicas that may be lent to batch beyond the need; maximum 0: no bound.
+        floor, minimum, maximum: of what callers (tiers interactive and standard) have together; see `Bounds`.
+        interactive_floor and so on: of what tier interactive may ask for of that.
+        standard_floor and so on: the same for tier standard. Both tiers share replicas, so floors add up.
+        batch_floor and so on: of what is lent to batch beyond the callers' need. The floor is batch's even
+            when callers would need it, as far as their own floors leave GPUs.
         share: of the model's traffic (versions of one model share it); 0: no request comes to it.
         concurrency: sequences that a replica runs within its SLOs; 0: its seats.
         requests_per_s: what a replica takes within its SLOs; 0: not known.
@@ -63,7 +93,14 @@ class Scaling:
     floor: int = 0
     minimum: int = 0
     maximum: int = 0
+    interactive_floor: int = 0
+    interactive_minimum: int = 0
+    interactive_maximum: int = 0
+    standard_floor: int = 0
+    standard_minimum: int = 0
+    standard_maximum: int = 0
     batch_floor: int = 0
+    batch_minimum: int = 0
     batch_maximum: int = 0
     share: float = 1.0
     concurrency: float = 0.0
@@ -73,10 +110,43 @@ class Scaling:
     idle_to_zero_s: float = 900.0
     park_gb: float = 0.0
 
-    def bounded(self, replicas: int) -> int:
-        """Return ``replicas`` within floor, minimum and maximum; the floor is never undercut."""
-        most = self.maximum or replicas
-        return max(min(replicas, most), self.floor, self.minimum)
+    @property
+    def callers(self) -> Bounds:
+        """Return the bounds of all callers together."""
+        return Bounds(self.floor, self.minimum, self.maximum)
+
+    @property
+    def interactive(self) -> Bounds:
+        """Return the bounds of tier interactive."""
+        return Bounds(self.interactive_floor, self.interactive_minimum, self.interactive_maximum)
+
+    @property
+    def standard(self) -> Bounds:
+        """Return the bounds of tier standard."""
+        return Bounds(self.standard_floor, self.standard_minimum, self.standard_maximum)
+
+    @property
+    def batch(self) -> Bounds:
+        """Return the bounds of what is lent to batch."""
+        return Bounds(self.batch_floor, self.batch_minimum, self.batch_maximum)
+
+    def least(self, *, used: bool) -> int:
+        """Return the fewest replicas that callers keep; ``used``: whether somebody has asked lately."""
+        tiers = self.interactive.least(used=used) + self.standard.least(used=used)
+        return math.ceil(self.callers.within(tiers, used=used))
+
+    def bounded(self, load: float, standard: float, *, used: bool) -> int:
+        """Return the replicas for what a signal asks for, each tier within its bounds.
+
+        Args:
+            load: replicas, in parts of one.
+            standard: the part of it, in [0, 1], that tier standard asks for.
+            used: whether somebody has asked lately.
+        """
+        load = min(load, MOST)
+        parts = self.interactive.within(load * (1 - standard), used=used)
+        parts += self.standard.within(load * standard, used=used)
+        return _count(self.callers.within(_count(parts), used=used))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,6 +157,7 @@ class Signal:
         serving: replicas that interactive callers can use; `coming`: on their way.
         answering: replicas that answer such callers now.
         waiting, in_flight: interactive and standard requests.
+        standard: the part of these, in [0, 1], that is of tier standard; `standard_rate`: of the rate.
         oldest_wait_s: the head of the queue.
         ttft_ms, itl_ms: newest medians, 0 if there are none.
         kv: share of KV blocks that interactive sequences hold, in [0, 1].
@@ -103,11 +174,13 @@ class Signal:
     answering: int = 0
     waiting: int = 0
     in_flight: int = 0
+    standard: float = 0.0
     oldest_wait_s: float = 0.0
     ttft_ms: float = 0.0
     itl_ms: float = 0.0
     kv: float = 0.0
     rate: float | None = None
+    standard_rate: float = 0.0
     outlook: float | None = None
     held_s: float = 0.0
     floor: int = 0
@@ -147,7 +220,7 @@ def need(
 ) -> Need:
     """Return how many replicas interactive callers need; see the module."""
     if scaling.share <= 0:  # whatever it was needed for is over: its GPUs may be another version's
-        floor = scaling.bounded(0)
+        floor = scaling.least(used=False)
         least, reason = max(floor, signal.answering), _UNREACHABLE
         if least:
             reason += f": floor {floor}" if least == floor else f": {least} still answer"
@@ -159,11 +232,12 @@ def need(
     if _pressed(signal, settings):
         pressed_at = now if memory.pressed_at is None else memory.pressed_at
     lasting = pressed_at is not None and now - pressed_at >= LASTING_S
-    asked, reason = _asked(scaling, signal, settings, lasting=lasting)
-    if asked == 0 and now - busy_at < scaling.idle_to_zero_s and memory.need > 0:
-        asked, reason = 1, f"asked for {now - busy_at:.0f} s ago"
-    floor = scaling.bounded(max(signal.floor, 0))
-    wanted = max(scaling.bounded(asked), floor)
+    lately = now - busy_at < scaling.idle_to_zero_s and memory.need > 0
+    asked, wanted, reason = _asked(scaling, signal, settings, lasting=lasting, used=busy or lately)
+    if wanted == 0 and lately:
+        asked, wanted, reason = 1, 1, f"asked for {now - busy_at:.0f} s ago"
+    floor = max(scaling.least(used=busy or lately), _capped(scaling, signal.floor))
+    wanted = max(wanted, floor)
     if wanted != asked:
         reason = _bound(scaling, signal, asked, wanted)
     if wanted >= memory.need:
@@ -190,40 +264,62 @@ def _pressed(signal: Signal, settings: Settings) -> bool:
 
 
 def _asked(
-    scaling: Scaling, signal: Signal, settings: Settings, *, lasting: bool
-) -> tuple[int, str]:
-    """Return the largest number that a signal asks for, and that signal."""
+    scaling: Scaling, signal: Signal, settings: Settings, *, lasting: bool, used: bool
+) -> tuple[int, int, str]:
+    """Return the largest number that a signal asks for, what its bounds leave of it, and that signal."""
     room = (scaling.concurrency or signal.seats) * settings.scale_fill
     held = signal.waiting + signal.in_flight
-    found = [(_count(held / room), f"{held} requests in flight or waiting")]
+    found = [(held / room, signal.standard, f"{held} requests in flight or waiting")]
     takes = scaling.requests_per_s * settings.scale_fill
     if takes > 0 and signal.rate is not None:
-        found.append((_count(signal.rate / takes), f"{signal.rate:.1f} requests/s"))
+        found.append((signal.rate / takes, signal.standard_rate, f"{signal.rate:.1f} requests/s"))
     if signal.outlook is not None and (takes > 0 or signal.held_s > 0):
         # Without a measured rate by Little's law: so many are there at once, and each takes a seat.
         asks = signal.outlook / takes if takes > 0 else signal.outlook * signal.held_s / room
         text = f"the forecast holds {signal.outlook:.1f} requests/s possible"
-        found.append((_count(asks), text))
+        found.append((asks, signal.standard_rate, text))
+    bounded = [
+        (scaling.bounded(load, standard, used=used), _count(load), text)
+        for load, standard, text in found
+    ]
     if lasting and signal.serving:
+        # Whoever waits: a tier's bounds can't be told from it, the callers' own can.
         more = signal.serving + max(1, math.ceil(signal.serving * GROWTH))
         text = (
             f"pressure: wait {signal.oldest_wait_s:.2f} s, TTFT {signal.ttft_ms:.0f} ms, "
             f"{signal.itl_ms:.1f} ms a token, KV {signal.kv:.0%}"
         )
-        found.append((more, text))
-    return max(found, key=lambda item: item[0])
+        bounded.append((_capped(scaling, more), more, text))
+    wanted, asked, text = max(bounded, key=lambda item: item[:2])
+    return asked, wanted, text
+
+
+def _capped(scaling: Scaling, replicas: int) -> int:
+    return min(replicas, scaling.maximum or replicas)
 
 
 def _count(replicas: float) -> int:
-    return math.ceil(min(replicas, MOST))
+    # Parts that were split by tier and added again must not make one more of a whole number.
+    return math.ceil(round(min(replicas, MOST), 6))
 
 
 def _bound(scaling: Scaling, signal: Signal, asked: int, wanted: int) -> str:
+    """Say which bound made ``wanted`` of what was asked for."""
     if wanted < max(asked, signal.floor):
         asks = f"{asked} would be needed"
         if signal.floor > asked:
             asks = f"schedule {signal.floor_name} asks for {signal.floor}"
-        return f"maximum {scaling.maximum}, though {asks}"
+        limits = {
+            "maximum": scaling.maximum if wanted == scaling.maximum else 0,
+            "interactive_maximum": scaling.interactive_maximum,
+            "standard_maximum": scaling.standard_maximum,
+        }
+        named = [f"{name} {most}" for name, most in limits.items() if most]
+        return f"{named[0] if limits['maximum'] else ' and '.join(named)}, though {asks}"
     if signal.floor_name and wanted == signal.floor:
         return f"schedule {signal.floor_name}: floor {signal.floor}"
-    return f"floor {wanted}"
+    if wanted == scaling.least(used=False):
+        return f"floor {wanted}"
+    return (
+        f"minimum {wanted}" if wanted == scaling.least(used=True) else f"{wanted} by tiers' bounds"
+    )

@@ -35,7 +35,8 @@ class Want:
     Attributes:
         gpus: of a replica.
         backlog: its work.
-        current: replicas lent to it now; `floor`, `maximum`: bounds (maximum 0: none).
+        current: replicas lent to it now.
+        floor: kept lent, work or none; `minimum`: while there is work; `maximum`: 0: no bound.
         young: of the current ones, those that have not run for their minimum time yet.
         short: of the current ones, those that its own interactive callers need now: they only have to turn
             (rung 1), while another's would have to go and one of its own be started in their place.
@@ -46,9 +47,15 @@ class Want:
     backlog: Backlog
     current: int = 0
     floor: int = 0
+    minimum: int = 0
     maximum: int = 0
     young: int = 0
     short: int = 0
+
+    @property
+    def least(self) -> int:
+        """Return the fewest that it should have."""
+        return max(self.floor, self.minimum if self.backlog.work_s > 0 else 0)
 
 
 def lend(spare_gpus: int, wants: Sequence[Want], *, settled: bool = True) -> Mapping[Key, int]:
@@ -64,7 +71,8 @@ def lend(spare_gpus: int, wants: Sequence[Want], *, settled: bool = True) -> Map
     sizes = {want.key: want.gpus for want in wants}
     turned = {want.key: want.current - want.short for want in wants if want.short}
     young = {want.key: want.young for want in wants}
-    _cut(given, ideal, (sizes, spare_gpus), turned, young)
+    least = {want.key: want.least for want in wants}
+    _cut(given, ideal, (sizes, spare_gpus), turned, (young, least))
     left = spare_gpus - sum(given[key] * sizes[key] for key in given)
     # What is left over goes to who is furthest below its share.
     while True:
@@ -110,8 +118,8 @@ def _ideal(spare_gpus: int, wants: Sequence[Want]) -> dict[Key, float]:
 def _keep(want: Want, ideal: float, settled: bool) -> int:
     """Return what it keeps or gets at first: its present number if that is near enough to its share."""
     if want.backlog.work_s <= 0:
-        return 0
-    least = max(want.floor, want.young)
+        return want.floor
+    least = max(want.least, want.young)
     if want.current and (not settled or abs(ideal - want.current) <= max(1.0, OFF * want.current)):
         return min(max(least, want.current), want.maximum or want.current + least)
     return max(least, math.floor(ideal))
@@ -122,25 +130,28 @@ def _cut(
     ideal: Mapping[Key, float],
     room: tuple[Mapping[Key, int], int],
     turned: Mapping[Key, int],
-    young: Mapping[Key, int],
+    kept: tuple[Mapping[Key, int], Mapping[Key, int]],
 ) -> None:
     """Take back until it fits: what is turned anyway, then from who is furthest above its share.
 
-    What has not run for its least time goes last: nobody's larger share is worth a start that did nothing.
+    What has not run for its least time goes late: nobody's larger share is worth a start that did nothing.
+    Last goes what a floor keeps: then the callers' own floors need it.
 
     Args:
         given: what each has; changed.
         ideal: its share.
         room: GPUs of a replica of each, and what there is.
         turned: what would be left to those whose own callers need some of theirs.
-        young: how many of each have not run for their least time.
+        kept: how many of each have not run for their least time, and its fewest.
     """
     sizes, spare = room
+    young, least = kept
     while sum(given[key] * sizes[key] for key in given) > max(0, spare):
         held = [key for key in given if given[key] > 0]
         victim = max(
             held,
             key=lambda key: (
+                given[key] > least[key],
                 given[key] > turned.get(key, given[key]),
                 given[key] > young[key],
                 given[key] - ideal[key],

@@ -178,6 +178,7 @@ class Snapshot:
         ladder_memory: model to the ladder's memory.
         gpus: most GPUs that may be held at once; 0: no bound is known.
         rates: model to requests/s over the last minute; absent where nobody counts them.
+        standard_rates: the part of it that is of tier standard.
         version_rates: the same by model and version, of models with pools.
         curves: model to what two weeks of history say of its demand.
         held_s: model to the seconds that a request of it stays, by the same history.
@@ -210,6 +211,7 @@ class Snapshot:
     ladder_memory: Mapping[str, ladder.Memory] = dataclasses.field(default_factory=dict)
     gpus: int = 0
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    standard_rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
     version_rates: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
     curves: Mapping[str, forecast.Curve] = dataclasses.field(default_factory=dict)
     held_s: Mapping[str, float] = dataclasses.field(default_factory=dict)

@@ -180,6 +180,7 @@ def _signal(
     if deployment.traffic is not snapshot.Traffic.PERCENT:
         least, name = 0, ""  # a schedule asks for those who answer the model's callers by the route
     least = traffic.portion(least, scaling.share)
+    standard, standard_rate = traffic.of_standard(snap, model)
     foreseen = _outlook(snap, model, lead_s) if settings.use_forecast else None
     return autoscale.Signal(
         serving=len(serving),
@@ -187,11 +188,13 @@ def _signal(
         answering=sum(_answers(known) for known in serving),
         waiting=part.waiting,
         in_flight=part.in_flight,
+        standard=standard,
         oldest_wait_s=part.oldest_wait_s,
         ttft_ms=statistics.median(newest) if newest else 0.0,
         itl_ms=statistics.median(stat.step_ms for stat in stats) if stats else 0.0,
         kv=max((_interactive_kv(stat) for stat in stats), default=0.0),
         rate=part.rate,
+        standard_rate=standard_rate,
         outlook=None if foreseen is None else foreseen * part.of_model,
         held_s=snap.held_s.get(model, 0.0),
         floor=least,
@@ -233,25 +236,28 @@ def _fit(
     needs: Mapping[members.Key, autoscale.Need],
     notes: list[str],
 ) -> dict[members.Key, int]:
-    """Cut the needs to the fleet's GPUs: floors first, then everybody by the same share."""
+    """Cut the needs to the fleet's GPUs: callers' floors, then batch's, then everybody by the same share."""
     sizes = {each.key: members.gpus(each.spec, settings.node_gpus) for each in snap.deployments}
     wanted = {key: each.replicas for key, each in needs.items()}
     total = sum(wanted[key] * sizes[key] for key in wanted)
-    if not snap.gpus or total <= snap.gpus:
-        return wanted
     kept = {
         each.key: min(
             wanted[each.key],
-            max(each.scaling.floor, each.scaling.minimum) if each.scaling else wanted[each.key],
+            each.scaling.least(used=True) if each.scaling else wanted[each.key],
         )
         for each in snap.deployments
     }
+    floors_gpus = sum(kept[key] * sizes[key] for key in kept)
+    batch = sum(_batch_floor(each) * sizes[each.key] for each in snap.deployments)
+    gpus = snap.gpus - max(0, min(batch, snap.gpus - floors_gpus))
+    if not snap.gpus or total <= gpus:
+        return wanted
     over = sum((wanted[key] - kept[key]) * sizes[key] for key in wanted)
-    left = max(0, snap.gpus - sum(kept[key] * sizes[key] for key in kept))
+    left = max(0, gpus - floors_gpus)
     share = left / over if over else 0.0
     for key, asked in wanted.items():
         kept[key] += int((asked - kept[key]) * share)
-    left = snap.gpus - sum(kept[key] * sizes[key] for key in kept)
+    left = gpus - sum(kept[key] * sizes[key] for key in kept)
     # What rounding down has left goes to who lacks the largest part, as long as a replica of its fits.
     while True:
         short = [key for key in kept if kept[key] < wanted[key] and 0 < sizes[key] <= left]
@@ -260,10 +266,18 @@ def _fit(
         worst = min(short, key=lambda key: (kept[key] / wanted[key], key))
         kept[worst] += 1
         left -= sizes[worst]
+    apart = f", {snap.gpus - gpus} of them batch's floor" if gpus < snap.gpus else ""
     notes.append(
-        f"{total} GPUs are needed and the fleet has {snap.gpus}: everybody gets {share:.0%}"
+        f"{total} GPUs are needed and the fleet has {snap.gpus}{apart}: everybody gets {share:.0%}"
     )
     return kept
+
+
+def _batch_floor(deployment: snapshot.Deployment) -> int:
+    """Return the replicas that are batch's whatever callers need."""
+    if deployment.scaling is None or deployment.hold_batch:
+        return 0
+    return deployment.scaling.batch_floor
 
 
 def _lent(
@@ -307,6 +321,7 @@ def _lent(
                 backlog=work,
                 current=extra,
                 floor=scaling.batch_floor,
+                minimum=scaling.batch_minimum,
                 maximum=scaling.batch_maximum,
                 young=min(extra, young),
                 short=short,
@@ -338,5 +353,5 @@ def _short(
     if deployment.scaling is None:
         return 0
     serve, backfill = apart
-    protected = max(serve, deployment.scaling.floor, deployment.scaling.minimum)
+    protected = max(serve, deployment.scaling.least(used=True))
     return max(0, min(need - protected, backfill - lent))

@@ -67,6 +67,17 @@ def part(snap: snapshot.Snapshot, deployment: snapshot.Deployment) -> Part:
     return Part(portion(waiting, share), portion(running, share), oldest, rate, of_model)
 
 
+def of_standard(snap: snapshot.Snapshot, model: str) -> tuple[float, float]:
+    """Return which part of a model's requests, and of its rate, is of tier standard; each in [0, 1]."""
+    demand, tier = snap.demand.get(model, _NOTHING), requests.Tier.STANDARD
+    held = _count(demand.waiting) + _count(demand.in_flight)
+    mine = demand.waiting.get(tier, 0) + demand.in_flight.get(tier, 0)
+    part = mine / held if held else 0.0
+    rate = snap.rates.get(model, 0.0)
+    # Nobody came in the last minute: what is foreseen is thought of as what is there.
+    return part, min(1.0, snap.standard_rates.get(model, 0.0) / rate) if rate else part
+
+
 def _count(by_tier: Mapping[str, int]) -> int:
     return sum(by_tier.get(tier, 0) for tier in _TIERS)
 

@@ -90,10 +90,12 @@ class ModelSettings:
     )
     scaling: Mapping[str, Any] = settings.setting(
         {},
-        "Bounds of the autoscaler; without any, `replicas` is fixed. floor: kept warm always; minimum, "
-        "maximum (0: no bound); batch_floor, batch_maximum: lent to batch beyond the need; requests_per_s "
-        "and concurrency: what a replica takes within its SLOs; idle_to_zero_s; park_gb: host memory in "
-        "10^9 bytes that it takes parked.",
+        "Bounds of the autoscaler in replicas; without any, `replicas` is fixed. floor: kept warm always; "
+        "minimum: never fewer until nobody has asked for idle_to_zero_s; maximum (0: no bound): of all "
+        "callers; interactive_floor, standard_maximum and so on: the same three of one tier, which share "
+        "replicas, so that floors add up; batch_floor, batch_minimum, batch_maximum: of what is lent to "
+        "batch, the floor even when callers would need it. requests_per_s and concurrency: what a replica "
+        "takes within its SLOs; park_gb: host memory in 10^9 bytes that it takes parked.",
     )
     role: fleet.Role = settings.setting(
         fleet.Role.SHARED, "What a replica takes in calm: interactive, shared or batch."

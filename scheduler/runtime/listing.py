@@ -161,6 +161,7 @@ def signals(signal: Mapping[str, Any]) -> str:
     parts = [
         f"{signal['serving']} serving, {signal['coming']} coming",
         f"{signal['waiting']} waiting ({signal['oldest_wait_s']:.1f} s), {signal['in_flight']} in flight",
+        *([f"{signal['standard']:.0%} of them standard"] if signal.get("standard") else []),
         f"TTFT {signal['ttft_ms']:.0f} ms",
         f"{signal['itl_ms']:.1f} ms a token",
         f"KV {signal['kv']:.0%}",

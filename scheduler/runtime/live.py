@@ -68,6 +68,7 @@ class Live(absorbing.Absorbing):
         self.learned = forecasts.Learned()
         self.standing = wishes.Standing()
         self.rates = arrivals.Rates[str]()
+        self.standard_rates = arrivals.Rates[str]()
         self.version_rates = arrivals.Rates[tuple[str, str]]()
         self.jobs: tuple[slurm.Job, ...] | None = None
         self.nodes: tuple[slurm.Node, ...] = ()
@@ -157,6 +158,7 @@ class Live(absorbing.Absorbing):
         self.demand[gateway_id] = (now, demand)
         for model, part in demand.items():
             self.rates.note(gateway_id, model, part.arrived, now)
+            self.standard_rates.note(gateway_id, model, part.arrived_standard, now)
             for version, one in part.versions.items():
                 self.version_rates.note(gateway_id, (model, version), one.arrived, now)
         self.adapters.note(gateway_id, demand)
@@ -166,6 +168,7 @@ class Live(absorbing.Absorbing):
         """A gateway has left."""
         self.demand.pop(gateway_id, None)
         self.rates.forget(gateway_id)
+        self.standard_rates.forget(gateway_id)
         self.version_rates.forget(gateway_id)
         self.adapters.forget(gateway_id)
         self.heard.ring()

@@ -13,7 +13,9 @@ _MEASURED = {"share", "start_s", "wake_s"}
 NAMES = tuple(
     field.name for field in dataclasses.fields(autoscale.Scaling) if field.name not in _MEASURED
 )
-_WHOLE = {"floor", "minimum", "maximum", "batch_floor", "batch_maximum"}
+_WHO = ("", "interactive_", "standard_", "batch_")  # all callers, and tier by tier
+_BOUNDS = ("floor", "minimum", "maximum")
+_WHOLE = {f"{who}{bound}" for who in _WHO for bound in _BOUNDS}
 
 
 def from_mapping(given: Mapping[str, Any]) -> autoscale.Scaling:
@@ -31,14 +33,19 @@ def from_mapping(given: Mapping[str, Any]) -> autoscale.Scaling:
             kind = "a whole number" if name in _WHOLE else "a number"
             raise ValueError(f"scaling.{name} = {value!r}: must be {kind} from 0")
     found = autoscale.Scaling(**given)
-    most = found.maximum
-    for name in ("floor", "minimum"):
-        if most and getattr(found, name) > most:
-            raise ValueError(f"scaling.{name} {getattr(found, name)} exceeds maximum {most}")
-    if found.batch_maximum and found.batch_floor > found.batch_maximum:
-        raise ValueError(
-            f"scaling.batch_floor {found.batch_floor} exceeds batch_maximum {found.batch_maximum}"
-        )
+    for who in _WHO:
+        most = getattr(found, f"{who}maximum")
+        for bound in ("floor", "minimum"):
+            least = getattr(found, f"{who}{bound}")
+            if most and least > most:
+                raise ValueError(f"scaling.{who}{bound} {least} exceeds {who}maximum {most}")
+    for bound in ("floor", "minimum"):
+        tiers = [getattr(found, f"{who}_{bound}") for who in ("interactive", "standard")]
+        if found.maximum and sum(tiers) > found.maximum:
+            raise ValueError(
+                f"scaling.interactive_{bound} {tiers[0]} and standard_{bound} {tiers[1]} together exceed "
+                f"maximum {found.maximum}"
+            )
     return found
 
 

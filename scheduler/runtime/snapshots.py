@@ -81,6 +81,7 @@ def collect(
         ladder_memory=picture.ladder_memory,
         gpus=options.fleet_gpus,
         rates=picture.rates.per_s(),
+        standard_rates=picture.standard_rates.per_s(),
         version_rates=picture.version_rates.per_s(),
         curves=picture.learned.curves,
         held_s=picture.learned.held_s,

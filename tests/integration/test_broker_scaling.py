@@ -13,8 +13,9 @@ ELASTIC = dataclasses.replace(brokersite.CHAT, scaling={"floor": 1, "maximum": 3
 QUICK = settings.Settings(scale_down_s=10.0, idle_lease_s=5.0, lease_backoff_s=0.0)
 
 
-def demand(waiting: int, in_flight: int, arrived: int) -> dict[str, observed.Demand]:
-    tier = requests.Tier.INTERACTIVE.value
+def demand(
+    waiting: int, in_flight: int, arrived: int, tier: str = requests.Tier.INTERACTIVE.value
+) -> dict[str, observed.Demand]:
     return {
         "chat": observed.Demand(
             "chat", {tier: waiting}, {tier: in_flight}, 2.0 if waiting else 0.0, (), arrived
@@ -39,6 +40,27 @@ async def test_a_spike_grows_to_the_maximum_and_calm_goes_back_to_the_floor(tmp_
             await site.step(leader, 1.0)
         assert len(site.running()) == 1
         assert len(leader.live.leases) == 1
+
+
+async def test_tier_standard_grows_to_its_own_maximum_and_interactive_beyond(
+    tmp_path: Path,
+) -> None:
+    bounds = {"standard_floor": 1, "standard_maximum": 2, "maximum": 3}
+    chat = dataclasses.replace(brokersite.CHAT, scaling=bounds)
+    site = brokersite.Site(tmp_path, chat, options=QUICK)
+    async with site.lead() as leader:
+        await site.settle(leader)
+        assert len(site.running()) == 1
+        for tier, grown in ((requests.Tier.STANDARD, 2), (requests.Tier.INTERACTIVE, 3)):
+            for tick in range(40):
+                asked = demand(0, 44, 100 * tick, tier.value)
+                leader.live.absorb_demand("g1", asked, site.clock.monotonic())
+                await site.step(leader)
+            assert sorted(site.running().values()) == ["serving"] * grown
+        for _ in range(200):
+            leader.live.absorb_demand("g1", demand(0, 0, 4_000), site.clock.monotonic())
+            await site.step(leader, 1.0)
+        assert len(site.running()) == 1
 
 
 async def test_an_admins_number_goes_before_the_bounds_until_auto(tmp_path: Path) -> None:

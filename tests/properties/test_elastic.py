@@ -31,12 +31,17 @@ signals = st.builds(
     in_flight=st.integers(0, 5000), oldest_wait_s=st.floats(0, 60), ttft_ms=st.floats(0, 5000),
     itl_ms=st.floats(0, 200), kv=st.floats(0, 1), rate=st.none() | st.floats(0, 5000),
     outlook=st.none() | st.floats(0, 5000), floor=st.integers(0, 5), seats=st.integers(1, 256),
+    standard=st.floats(0, 1), standard_rate=st.floats(0, 1),
 )  # fmt: skip
 scalings = st.builds(
     autoscale.Scaling,
     floor=st.integers(0, 4), minimum=st.integers(0, 4), maximum=st.integers(5, 60) | st.just(0),
     concurrency=st.floats(0, 100), requests_per_s=st.floats(0, 20), start_s=st.floats(0, 600),
     idle_to_zero_s=st.floats(0, 2000), park_gb=st.floats(0, 100),
+    interactive_floor=st.integers(0, 2), interactive_maximum=st.integers(2, 30) | st.just(0),
+    standard_floor=st.integers(0, 2), standard_minimum=st.integers(0, 2),
+    standard_maximum=st.integers(2, 30) | st.just(0),
+    batch_floor=st.sampled_from([0, 0, 1, 3]),
 )  # fmt: skip
 
 
@@ -49,10 +54,11 @@ def test_need_is_never_below_a_floor_nor_above_the_maximum(
     for signal, passed in told:
         now += passed
         found = autoscale.need(scaling, signal, memory, now, OPTIONS)
-        least = max(scaling.floor, scaling.minimum)
+        busy = signal.waiting + signal.in_flight > 0 or bool(signal.rate)
+        least = scaling.least(used=busy)
         assert found.replicas >= least
         if scaling.maximum:
-            assert found.replicas <= max(scaling.maximum, least)
+            assert found.replicas <= max(scaling.maximum, scaling.least(used=True))
             assert found.replicas >= max(least, min(signal.floor, scaling.maximum))
         else:
             assert found.replicas >= signal.floor
@@ -191,19 +197,20 @@ def test_a_plan_keeps_to_the_fleet_and_says_why(
 ) -> None:
     made = plan.plan(snap, options)
     sizes = {each.key: each.spec.gpus for each in snap.deployments}
-    floor = {
-        each.key: max(each.scaling.floor, each.scaling.minimum)
-        for each in snap.deployments
-        if each.scaling
-    }
+    scalings = {each.key: each.scaling for each in snap.deployments if each.scaling}
+    floor = {key: scaling.least(used=False) for key, scaling in scalings.items()}
     needed = sum(target.need * sizes[key] for key, target in made.wanted.items())
     lent = sum(target.lent * sizes[key] for key, target in made.wanted.items())
     if snap.gpus:
-        least = sum(floor[key] * sizes[key] for key in floor)
+        least = sum(each.least(used=True) * sizes[key] for key, each in scalings.items())
         assert needed <= max(snap.gpus, least)
         assert lent == 0 or needed + lent <= snap.gpus
     for key, target in made.wanted.items():
         assert target.need >= floor[key]
+    if snap.gpus and needed > least:
+        # Callers are above their floors: then batch has all of its own, but for what is smaller than a replica.
+        apart = sum(each.batch_floor * sizes[key] for key, each in scalings.items())
+        assert needed <= max(least, snap.gpus - apart)
     free = {held.lease.lease_id: held.lease.gpus for held in snap.leases}
     for held in snap.leases:
         free[held.lease.lease_id] -= sum(slot.gpus for slot in held.slots)

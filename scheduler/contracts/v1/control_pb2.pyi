@@ -858,12 +858,15 @@ class Demand(_message.Message):
     OLDEST_WAIT_S_FIELD_NUMBER: _builtins.int
     TTFT_MS_FIELD_NUMBER: _builtins.int
     ARRIVED_FIELD_NUMBER: _builtins.int
+    ARRIVED_STANDARD_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     oldest_wait_s: _builtins.float
     arrived: _builtins.int
     """interactive and standard requests since the gateway's process began"""
+    arrived_standard: _builtins.int
+    """those of tier standard among them"""
     @_builtins.property
     def waiting(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by tier"""
@@ -889,12 +892,13 @@ class Demand(_message.Message):
         oldest_wait_s: _builtins.float = ...,
         ttft_ms: _abc.Iterable[_builtins.float] | None = ...,
         arrived: _builtins.int = ...,
+        arrived_standard: _builtins.int = ...,
         adapters: _abc.Mapping[_builtins.str, Global___AdapterDemand] | None = ...,
         versions: _abc.Mapping[_builtins.str, Global___VersionDemand] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "arrived", b"arrived", "in_flight", b"in_flight", "model", b"model", "oldest_wait_s", b"oldest_wait_s", "ttft_ms", b"ttft_ms", "versions", b"versions", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "arrived", b"arrived", "arrived_standard", b"arrived_standard", "in_flight", b"in_flight", "model", b"model", "oldest_wait_s", b"oldest_wait_s", "ttft_ms", b"ttft_ms", "versions", b"versions", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,6 +30,7 @@ async def test_each_version_has_what_waits_and_runs_and_came(fake_clock: clock.F
         "1": observed.VersionDemand(0, 1, 0.0, 1),
         "long": observed.VersionDemand(3, 1, 0.5, 4),
     }
+    assert (told.arrived, told.arrived_standard) == (5, 1)  # batch is no reason for more replicas
     for waiter in (short, *kept):
         made.leave(waiter)
     made.tick()

@@ -36,6 +36,14 @@ def test_bounds_are_read_and_measured_starts_put_in() -> None:
         ({"start_s": 3}, "scaling.start_s is unknown"),
         ({"floor": 4, "maximum": 3}, "scaling.floor 4 exceeds maximum 3"),
         ({"batch_floor": 4, "batch_maximum": 3}, "scaling.batch_floor 4 exceeds batch_maximum 3"),
+        (
+            {"standard_minimum": 2, "standard_maximum": 1},
+            "scaling.standard_minimum 2 exceeds standard_maximum 1",
+        ),
+        (
+            {"interactive_floor": 2, "standard_floor": 2, "maximum": 3},
+            "scaling.interactive_floor 2 and standard_floor 2 together exceed maximum 3",
+        ),
     ],
 )
 def test_bad_bounds_say_which(given: dict[str, Any], fault: str) -> None:

@@ -90,7 +90,7 @@ def test_lent_replicas_stay_for_their_least_time_whatever_the_backlogs_do(
             works = (10_000.0, 1.0) if hot else (1.0, 10_000.0)
             wants = [
                 lending.Want(
-                    (name, "v1"), 1, lending.Backlog(work), held, 0, 4, min(held, young), 0
+                    (name, "v1"), 1, lending.Backlog(work), held, maximum=4, young=min(held, young)
                 )
                 for name, work, held in zip("ab", works, current, strict=True)
             ]
