@@ -38,10 +38,12 @@ def output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parquet", metavar="FILE", type=Path, help="write the rows to FILE")
 
 
-def window_options(parser: argparse.ArgumentParser) -> None:
-    """Declare which rows are wanted."""
-    parser.add_argument("-S", "--starttime", metavar="TIME", help="from: now-7days, 2026-11-01 …")
-    parser.add_argument("-E", "--endtime", metavar="TIME", help="up to, not including")
+def window_options(parser: argparse.ArgumentParser, *, start: str, end: str) -> None:
+    """Declare which rows are wanted; ``start`` and ``end`` say what holds where nothing is given."""
+    parser.add_argument(
+        "-S", "--starttime", metavar="TIME", help=f"from: now-7days, 2026-11-01 … ({start})"
+    )
+    parser.add_argument("-E", "--endtime", metavar="TIME", help=f"up to, not including ({end})")
     parser.add_argument("-u", "--user", metavar="LIST", default="", help="of these users")
     parser.add_argument("-A", "--accounts", metavar="LIST", default="", help="of these teams")
     parser.add_argument("-M", "--clusters", metavar="LIST", default="", help="of these clusters")

@@ -5,7 +5,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from accounting import asking, fields, layout, lists, windows
+from accounting import asking, fields, layout, lists, named, windows
 from scheduler.contracts import command_line, ports
 from scheduler.contracts.command_line import CommandError
 
@@ -36,7 +36,7 @@ def parser() -> command_line.Parser:
         epilog="examples:\n  facct -S now-1hour -X\n  facct -j 12 -o jobid%-30,state,reason\n"
         "  facct --leases -P",
     )
-    asking.window_options(made)
+    asking.window_options(made, start="today; -j: all time", end="now")
     made.add_argument("-j", "--jobs", metavar="LIST", help="batch jobs, job.line, request ids")
     made.add_argument("-s", "--state", metavar="LIST", help="in these states (CD, F, PR …)")
     made.add_argument("-X", "--allocations", action="store_true", help="no lines of batch jobs")
@@ -74,13 +74,16 @@ def _facct(
     if not options.leases:
         _name_jobs(api, answers[0])
     rows = _joined(answers, options, wanted)
+    unknown = named.complete(api, options, window, answers, rows)
     if options.truncate:
         rows = [fields.truncated(row, window) for row in rows]
     if not style.delimiter and not (options.json or options.csv or options.parquet):
         asking.say_window(window, tz, out)
     known = fields.stored(leases=options.leases)
     asking.emit(columns, rows, tz, (options, style, asking.about(window, tz)), out, known)
-    return asking.complain("facct", answers, err)
+    code = asking.complain("facct", answers, err)
+    named.tell(unknown, options)
+    return code
 
 
 def _paths(options: argparse.Namespace) -> list[str]:
@@ -92,7 +95,7 @@ def _ask(
 ) -> dict[str, Any]:
     params: dict[str, str] = {}
     if options.jobs is not None:
-        names = [_job_and_line(item)[0] for item in asking.names(options.jobs) if item.strip()]
+        names = [named.job_and_line(item)[0] for item in asking.names(options.jobs) if item.strip()]
         if not names:
             raise CommandError("-j needs at least one id")
         params["job"] = lists.write(names)
@@ -128,12 +131,6 @@ def _name_jobs(api: ports.Api, answer: dict[str, Any]) -> None:
         row["lines_total"] = job["lines"]["total"] if job else None
 
 
-def _job_and_line(item: str) -> tuple[str, str]:
-    """Split ``12.line-7``; a request id has no dot."""
-    job, dot, line = item.strip().partition(".")
-    return (job, line) if dot and job.isascii() and job.isdigit() else (item.strip(), "")
-
-
 def _joined(
     answers: Sequence[dict[str, Any]],
     options: argparse.Namespace,
@@ -149,7 +146,7 @@ def _joined(
     jobs, requests = answers[0]["rows"], answers[1]["rows"]
     rows = [{**row, "record": "job"} for row in jobs]
     rows += [{**row, "record": "line" if row["batch_job_id"] else "request"} for row in requests]
-    lines = [_job_and_line(item) for item in asking.names(options.jobs or "")]
+    lines = [named.job_and_line(item) for item in asking.names(options.jobs or "")]
     if any(line for _, line in lines):
         rows = [row for row in rows if _named(row, lines)]
     if wanted is not None:

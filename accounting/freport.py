@@ -46,8 +46,8 @@ def parser() -> command_line.Parser:
         "Yesterday, unless -S says otherwise.",
         epilog="examples:\n  freport team\n  freport model by hour -S today -t Hours -T gpu,cost --chart\n"
         "  freport bill --month 2026-11 -A physics\n"
-        "  freport team --month 2026-11 -A physics --html physics.html\n  freport reconcile -S now-1day\n"
-        "  freport reconcile by account -S 2026-11-01 -E 2026-11-30\n"
+        "  freport team --month 2026-11 -A physics --html physics.html\n  freport reconcile -S today\n"
+        "  freport reconcile by account -S 2026-11-01 -E 2026-12-01\n"
         "  freport waste by hour -S today -t Hours",
     )
     made.add_argument(
@@ -58,8 +58,12 @@ def parser() -> command_line.Parser:
     )
     made.add_argument("words", nargs="*", default=[], metavar="by UNIT",
                         help="hour, day (default) or month")  # fmt: skip
-    asking.window_options(made)
-    made.add_argument("--month", metavar="YYYY-MM", help="that month, instead of -S and -E")
+    asking.window_options(
+        made, start="yesterday's midnight", end="today's midnight; now if -S is of today"
+    )
+    made.add_argument(
+        "--month", metavar="YYYY-MM", help="that month, instead of -S and -E (of a bill: this one)"
+    )
     made.add_argument("-t", dest="unit", metavar="UNIT", default="Seconds",
                         help="GPU time in Seconds, Minutes, Hours or Percent")  # fmt: skip
     made.add_argument("-T", dest="measures", metavar="LIST", default="gpu,tokens",
@@ -122,6 +126,15 @@ def _window(options: argparse.Namespace, place: asking.Place) -> windows.Window:
     return windows.of_freport(options.starttime, options.endtime, now=now, tz=tz)
 
 
+def _span(options: argparse.Namespace, window: windows.Window, place: asking.Place) -> str:
+    """Return the line that names the window, and that today is not in it where nobody said so."""
+    _, now, tz = place
+    text = asking.window_text(window, tz)
+    if options.starttime and not options.endtime and window.end_us <= windows.to_us(now):
+        text += "; today is not in it: -E now adds it"
+    return text
+
+
 def _usage(
     options: argparse.Namespace,
     style: layout.Style,
@@ -156,7 +169,7 @@ def _usage(
         _draw(options, drawn, (shown[0], answer["currency"], period), window, tz)
         return asking.complain("freport", [answer], err)
     if not _quiet(options, style):
-        _head(title, asking.window_text(window, tz), out)
+        _head(title, _span(options, window, place), out)
     if options.chart:
         from accounting import bars
 
@@ -250,7 +263,7 @@ def _reconcile(
     answer = asking.ask(api, "reconcile", options, window, by=by)
     window = stored.read(windows.Window, answer["window"])
     if not _quiet(options, style):
-        _head(title, asking.window_text(window, tz), out)
+        _head(title, _span(options, window, place), out)
     how = (options, style, asking.about(window, tz))
     asking.emit(columns, answer["rows"], tz, how, out, freport_rows.compared(by))
     bad = any(row.get("agrees") is False for row in answer["rows"])
@@ -273,7 +286,7 @@ def _waste(
     answer = asking.ask(api, "waste", options, window, unit=period, tz=windows.zone_name(tz, now))
     if not _quiet(options, style):
         title = f"GPU time that answered nobody by {period} and cause, in {unit}"
-        _head(title, asking.window_text(window, tz), out)
+        _head(title, _span(options, window, place), out)
     how = (options, style, asking.about(window, tz))
     asking.emit(columns, answer["rows"], tz, how, out, freport_rows.WASTED)
     return asking.complain("freport", [answer], err)
@@ -296,13 +309,15 @@ def _statement(
         raise CommandError("a statement holds all of a team's month: only -A goes with --html")
     bill = asking.ask(api, "bill", unfiltered, windows.of_month(month, datetime.UTC), month=month)
     span = stored.read(windows.Window, bill["window"])
-    answers = [bill]
+    answers, known = [bill], {line["team"] for line in bill["rows"]}
 
     def ask(team: str, by: str, unit: str) -> list[dict[str, Any]]:
         only = argparse.Namespace(**{**vars(unfiltered), "accounts": lists.write([team])})
         more = {"by": by, "unit": unit, "tz": bill["zone"]}
         answers.append(asking.ask(api, "rollup", only, span, **more))
-        return [row for row in answers[-1]["rows"] if row["what"] == "used"]
+        rows = [row for row in answers[-1]["rows"] if row["what"] == "used"]
+        known.update(team for _ in rows)
+        return rows
 
     rates = api.call("GET", "/admin/rates").json["rates"]
     teams = sorted({line["team"] for line in bill["rows"]} | set(asking.names(options.accounts)))
@@ -315,6 +330,9 @@ def _statement(
     if code:
         print("freport: warning: the statement is not complete: do not send it", file=err)
     _save(options.html, text.encode())
+    for team in (each for each in teams if each not in known):
+        text = asking.window_text(span, windows.zone(bill["zone"]))
+        command_line.say(f"freport: {team}: nothing is recorded; {text}", err)
     return code
 
 

@@ -21,8 +21,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "query", nargs="?", default="", help="over usage, gpu_minutes, rates, bill; see docs/sql.md"
     )
-    parser.add_argument("-S", "--starttime", metavar="TIME", default="", help="this month's begin")
-    parser.add_argument("-E", "--endtime", metavar="TIME", default="", help="now")
+    parser.add_argument(
+        "-S", "--starttime", metavar="TIME", default="", help="from (this month's begin)"
+    )
+    parser.add_argument(
+        "-E", "--endtime", metavar="TIME", default="", help="up to, not including (now)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON list of rows")
     parser.add_argument("--csv", action="store_true", help="CSV with a header")
     parser.add_argument("--export", metavar="DIR", type=Path, help="all four tables as Parquet")

@@ -25,6 +25,10 @@ from tests.unit.accounting import world
 
 NOW = datetime.datetime(2026, 11, 27, 12, 30, tzinfo=datetime.UTC)
 JOB = {"job_id": 12, "state": "RUNNING", "name": "nightly", "reason": "", "lines": {"total": 9}}
+WAITING = {  # whose lines nobody has sent anywhere yet
+    "job_id": 13, "team": "blue", "user": "bob", "model": "chat", "state": "PENDING", "name": "later",
+    "reason": "Priority", "lines": {"total": 4}, "ended_us": 0, "submitted_us": world.NOON,
+}  # fmt: skip
 
 
 class Gateway:
@@ -44,8 +48,7 @@ class Gateway:
 
         @app.get("/forebay/v1/jobs")
         async def _jobs(ids: str) -> dict[str, Any]:
-            assert ids == "12"
-            return {"jobs": [JOB]}
+            return {"jobs": [job for job in (JOB, WAITING) if str(job["job_id"]) in ids.split(",")]}
 
         self.client = testclient.TestClient(app)
 

@@ -164,6 +164,25 @@ def test_a_statement_is_one_file_with_everything_in_it(run: commanding.Run, tmp_
     assert "Only the use of ann" in mine.read_text()
     nothing = f"freport team --month 2026-10 --html {mine}"
     assert "there is no statement" in run(nothing, code=1)
+    said = run(f"freport team --month 2026-10 -A red --html {mine}")
+    assert said == (
+        "freport: red: nothing is recorded; Window: 2026-10-01T00:00:00 - 2026-11-01T00:00:00 (UTC)\n"
+    )
+    assert "Nothing was recorded from 1 October 2026" in mine.read_text()
+
+
+@pytest.mark.parametrize("report", ["team", "waste", "reconcile"])
+def test_a_report_says_that_today_is_not_in_it(run: commanding.Run, report: str) -> None:
+    def window(line: str) -> str:
+        return run(f"freport {report} {line}").splitlines()[2]
+
+    began = "Window: 2026-11-26T12:30:00 - "
+    assert window("-S now-1day") == (
+        f"{began}2026-11-27T00:00:00 (UTC); today is not in it: -E now adds it"
+    )
+    assert window("-S now-1day -E now") == f"{began}2026-11-27T12:30:00 (UTC)"
+    assert window("-S today") == "Window: 2026-11-27T00:00:00 - 2026-11-27T12:30:00 (UTC)"
+    assert window("") == "Window: 2026-11-26T00:00:00 - 2026-11-27T00:00:00 (UTC)"
 
 
 def test_freport_reconcile(run: commanding.Run) -> None:

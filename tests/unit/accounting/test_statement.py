@@ -99,7 +99,7 @@ def test_its_figures_are_the_bills() -> None:
 
 def test_a_team_without_use_has_a_page_too() -> None:
     text = page()
-    assert "Nothing was used in this month." in text
+    assert "Nothing was recorded from 1 November 2026, 00:00 to 1 December 2026, 00:00." in text
     assert "No rates are set" in text
 
 
