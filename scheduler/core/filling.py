@@ -6,7 +6,6 @@ serves. Whether interactive and batch replicas share leases (rungs 0 to 2) or li
 leases (rung 3 alone) is decided here and nowhere else.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -14,6 +13,7 @@ from scheduler.contracts import fleet, ids
 from scheduler.core import (
     actions,
     asks,
+    gaps,
     leases,
     members,
     packing,
@@ -26,18 +26,10 @@ from scheduler.core import (
 )
 
 
-class Settings(asks.Settings, leases.Settings, rollover.Settings, unwanted.Settings, Protocol):
+class Settings(
+    asks.Settings, gaps.Settings, leases.Settings, rollover.Settings, unwanted.Settings, Protocol
+):
     """What filling needs to be told."""
-
-    @property
-    def rungs(self) -> Sequence[int]:
-        """Rungs of the ladder that may be used."""
-        ...
-
-    @property
-    def lease_team(self) -> str:
-        """Team that leases are charged to which are no team's own."""
-        ...
 
     @property
     def idle_lease_s(self) -> float:
@@ -55,18 +47,6 @@ class Settings(asks.Settings, leases.Settings, rollover.Settings, unwanted.Setti
         ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Gap:
-    """Replicas of a deployment that are missing in leases of one kind."""
-
-    deployment: snapshot.Deployment
-    missing: int
-    wanted: int
-    kind: fleet.LeaseKind
-    role: fleet.Role
-    why: str
-
-
 def fill(
     snap: snapshot.Snapshot,
     settings: Settings,
@@ -77,7 +57,7 @@ def fill(
     """Start what is missing, stop what is too much, ask for leases and give them back."""
     rolling = rollover.rolling(snap, settings)
     stopping: set[ids.ReplicaId] = {action.replica_id for action in unwanted.late(snap, settings)}
-    gaps: list[_Gap] = []
+    lacking: list[gaps.Gap] = []
     for deployment in snap.deployments:
         mine = [
             known
@@ -90,15 +70,14 @@ def fill(
                 stopping.add(action.replica_id)
                 yield action
             if gap is not None:
-                gaps.append(gap)
+                lacking.append(gap)
     yield from unwanted.undeployed(snap, settings)
     for stop in _rolled(snap, settings, wanted, counted, rolling):
         stopping.add(stop.replica_id)
         yield stop
-    taken = _taken_back(snap, settings, gaps, stopping)
-    gone = rolling | {
-        held.lease.lease_id for held in snap.leases if snap.cordoned & set(held.lease.nodes)
-    }
+    lacking = list(gaps.in_order(lacking))
+    taken = _taken_back(snap, settings, lacking, stopping)
+    gone = rolling | _cordoned(snap)
     if snap.jobs is not None:
         taken += asks.crossing(snap, settings)
         known = {action.lease_id for action in taken}
@@ -112,8 +91,7 @@ def fill(
         stopping=stopping,
         closed={ids.LeaseId(lease_id) for lease_id in gone},
     )
-    scaled = sorted(gaps, key=lambda gap: -gap.deployment.spec.gpus)
-    for gap in scaled if any(g.deployment.scaling for g in gaps) else gaps:
+    for gap in lacking:
         yield from _grow(snap, settings, notes, gap, available, gone, stopping)
     if snap.jobs is not None:
         closing = {action.lease_id for action in taken}
@@ -125,18 +103,28 @@ def fill(
 def _taken_back(
     snap: snapshot.Snapshot,
     settings: Settings,
-    gaps: Sequence[_Gap],
+    lacking: Sequence[gaps.Gap],
     stopping: set[ids.ReplicaId],
 ) -> list[actions.CloseLease]:
-    """Return the backfill leases that are closed for what is missing in serve leases."""
+    """Return the backfill leases that are closed for what serve leases have no room for."""
     if snap.jobs is None or 3 not in settings.rungs:
         return []
-    wanted = sum(
-        members.gpus(gap.deployment.spec, settings.node_gpus, gap.missing)
-        for gap in gaps
-        if gap.kind is fleet.LeaseKind.SERVE and gap.deployment.scaling is not None
+    closed = rollover.rolling(snap, settings) | _cordoned(snap)
+    rooms = placement.rooms(
+        snap,
+        silent_s=settings.agent_silent_s,
+        stopping=stopping,
+        closed={ids.LeaseId(lease_id) for lease_id in closed},
     )
-    return list(reclaim.take_back(snap, wanted, stopping))
+    wanted, spoken = gaps.unplaced(snap, settings, lacking, rooms)
+    return list(reclaim.take_back(snap, wanted, stopping, spoken))
+
+
+def _cordoned(snap: snapshot.Snapshot) -> frozenset[str]:
+    """Return the leases on nodes that are kept off."""
+    return frozenset(
+        held.lease.lease_id for held in snap.leases if snap.cordoned & set(held.lease.nodes)
+    )
 
 
 def _parts(
@@ -145,7 +133,7 @@ def _parts(
     deployment: snapshot.Deployment,
     target: targets.Target,
     mine: Sequence[snapshot.KnownReplica],
-) -> Iterator[tuple[list[actions.StopReplica | actions.ParkReplica], _Gap | None]]:
+) -> Iterator[tuple[list[actions.StopReplica | actions.ParkReplica], gaps.Gap | None]]:
     """Yield surplus and gap of a deployment: in one pool, or apart for serve and backfill leases."""
     shared = fleet.Role.INTERACTIVE if deployment.hold_batch else deployment.role
     if deployment.scaling is None or 2 in settings.rungs:
@@ -176,7 +164,7 @@ def _parts(
             why = target.reason if deployment.scaling is not None else ""
             if overdue:
                 why += f"; {len(overdue)} missed their budget of {overdue[0].budget_s:.0f} s"
-            gap = _Gap(deployment, -surplus, enough, kind, role, why)
+            gap = gaps.Gap(deployment, -surplus, enough, kind, role, why)
         yield stops, gap
 
 
@@ -267,7 +255,7 @@ def _grow(
     snap: snapshot.Snapshot,
     settings: Settings,
     notes: list[str],
-    gap: _Gap,
+    gap: gaps.Gap,
     available: list[placement.Room],
     rolling: frozenset[str],
     stopping: set[ids.ReplicaId],
@@ -284,13 +272,9 @@ def _grow(
         yield actions.Quarantine(*deployment.key, until, reason)
         return
     paused = failures is not None and failures.waits(snap.now)
-    owners = {each.spec.dedicated for each in snap.deployments} - {"", settings.lease_team}
+    teams = gaps.owners(snap, settings)
     for _ in range(gap.missing):
-        mine: Sequence[placement.Room] = placement.open_to(
-            available, deployment.spec.dedicated, owners
-        )
-        if deployment.scaling is not None and 2 not in settings.rungs:
-            mine = [room for room in mine if room.kind is gap.kind]
+        mine = gaps.open_to(gap, available, settings, teams)
         place = placement.find(
             mine, deployment.spec, new_slots=snap.jobs is not None, key=deployment.key
         )
@@ -313,7 +297,7 @@ def _grow(
 def _make_hole(
     snap: snapshot.Snapshot,
     settings: Settings,
-    gap: _Gap,
+    gap: gaps.Gap,
     rooms: Sequence[placement.Room],
     stopping: set[ids.ReplicaId],
 ) -> Iterator[actions.Action]:
@@ -336,7 +320,7 @@ def _make_hole(
         hole.room.empty, hole.room.leaving = [], []
 
 
-def _placed(gap: _Gap, place: placement.Place, notes: list[str]) -> Iterator[actions.Action]:
+def _placed(gap: gaps.Gap, place: placement.Place, notes: list[str]) -> Iterator[actions.Action]:
     deployment, name = gap.deployment, members.name(gap.deployment)
     reason = f"{gap.missing} of {gap.wanted} replicas of {name} missing"
     if gap.why:

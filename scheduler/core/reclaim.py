@@ -11,14 +11,21 @@ from scheduler.core import actions, snapshot
 
 
 def take_back(
-    snap: snapshot.Snapshot, wanted_gpus: int, stopping: Collection[ids.ReplicaId]
+    snap: snapshot.Snapshot,
+    wanted_gpus: int,
+    stopping: Collection[ids.ReplicaId],
+    spoken: Collection[ids.LeaseId] = (),
 ) -> Iterator[actions.CloseLease]:
     """Close backfill leases until so many GPUs come free, those that this plan has emptied anyway.
 
+    One that has just come for batch is not taken: it would be asked for again in the same plan, and taken
+    back as soon as it came, for as long as Slurm does not give the other one.
+
     Args:
         snap: the picture.
-        wanted_gpus: what is missing in serve leases; GPUs of leases that close already count against it.
+        wanted_gpus: what serve leases have no room for; GPUs of leases that close already count against it.
         stopping: replicas that this plan stops.
+        spoken: leases that batch replicas of this plan go to.
     """
     coming = sum(
         held.lease.hardware.whole(held.lease.gpus)
@@ -27,7 +34,8 @@ def take_back(
         and (held.leaving or held.lease.state is fleet.LeaseState.CLOSING)
     )
     left = wanted_gpus - coming
-    staying = {
+    inside = {known.replica.lease_id for known in snap.replicas}
+    staying = {lease_id for lease_id in spoken if lease_id not in inside} | {
         known.replica.lease_id
         for known in snap.replicas
         if known.run and known.awake and known.replica.replica_id not in stopping

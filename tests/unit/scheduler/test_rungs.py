@@ -7,8 +7,10 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import pytest
+
 from scheduler.contracts import fleet, observed, slurm
-from scheduler.core import actions, asks, autoscale, lending, plan, snapshot
+from scheduler.core import actions, asks, autoscale, backoff, lending, plan, snapshot
 from scheduler.runtime import settings
 from tests.unit.scheduler import plans
 
@@ -214,6 +216,45 @@ def test_only_what_is_in_a_backfill_lease_is_lent_where_leases_live_apart() -> N
     made = plan.plan(snap, OPTIONS)
     assert names(made) == ["SetRole batch"]
     assert made.actions[0].replica_id == houses[2][1].replica.replica_id  # type: ignore[union-attr] # a SetRole
+
+
+@pytest.mark.parametrize("why", ["quarantined", "failed", "in Slurm's queue", "refused"])
+def test_a_lease_that_has_just_come_for_batch_is_not_taken_for_what_can_not_start_now(
+    why: str,
+) -> None:
+    """It was given back as soon as it came and asked for again, for as long as the other could not start."""
+    empty = house(2, BACKFILL)[0]
+    leases = [house(1, SERVE)[0], dataclasses.replace(empty, slots=())]
+    jobs = [plans.job(1), plans.job(2)]
+    chat, parts = scaled(floor=2, maximum=2), dict[str, object]()
+    if why == "quarantined":
+        chat = dataclasses.replace(chat, quarantined_until_us=2**60, quarantine_reason="broken")
+    elif why == "failed":
+        parts["failures"] = {chat.key: backoff.Failures(1, 2000.0, "no weights")}
+    elif why == "refused":
+        parts["lease_pause"] = backoff.Failures(1, 2000.0, "QOSMaxGRESPerUser")
+    else:
+        leases.append(plans.held(3, fleet.LeaseState.PENDING))
+        jobs.append(plans.job(3, slurm.JobState.PENDING))
+    snap = picture([house(1, SERVE)], 1, gpus=12, deployments=(chat, scaled("judge")), **parts)
+    snap = dataclasses.replace(
+        snap,
+        leases=tuple(leases),
+        jobs=tuple(jobs),
+        backlogs={"judge": TWO_JOBS["judge"]},
+    )
+    made = plan.plan(snap, OPTIONS)
+    (start,) = made.actions
+    assert isinstance(start, actions.StartReplica)
+    assert (start.lease_id, start.spec.model) == (empty.lease.lease_id, "judge")
+
+
+def test_an_empty_backfill_lease_that_batch_does_not_need_is_taken_at_once() -> None:
+    empty = house(2, BACKFILL)[0]
+    leases = (house(1, SERVE)[0], dataclasses.replace(empty, slots=()))
+    snap = picture([house(1, SERVE)], 1, gpus=8, deployments=(scaled(floor=2, maximum=2),))
+    made = plan.plan(dataclasses.replace(snap, leases=leases), OPTIONS)
+    assert names(made) == ["CloseLease", "RequestLease"]
 
 
 def test_the_reason_of_a_role_says_that_batch_work_has_ended() -> None:
