@@ -244,7 +244,7 @@ class Attempts:
 
     def _judge(self, inner: "asyncio.Task[None]", reply: response.Response) -> Ended:
         crash = inner.exception()
-        if crash is not None:
+        if crash is not None and not isinstance(crash, engine.Refused):
             _log.error("engine app failed", exc_info=crash)
         if reply.refused:
             outcome = usage.Outcome.REFUSED if reply.status < 500 else usage.Outcome.ERROR

@@ -19,6 +19,10 @@ SOME = (
 )
 
 
+class Refused(Exception):
+    """Raised by an engine's app when the request itself is at fault and its answer had begun already."""
+
+
 @dataclasses.dataclass(slots=True)
 class Tap:
     """Where an engine notes what it did for one request; read by the response's wrapper.

@@ -179,17 +179,28 @@ class Response:
                     self._keep(event)
         except ValueError as error:
             self._error = self._lost(str(error))
-        # An opening goes out with the first token: until then another replica may begin anew.
-        if not self._ready or self._tail or self._opening:
+        if not self._ready or self._tail or self._silent:
             return
-        # An engine that tells no ids may have sent a token with any event.
-        token = self._tap.pending or not self._tap.prompt_token_ids
+        token = self._token
         enough = not self._first or len(self._ready) >= gather.tokens(self._streams())
         if not self._framed or self._error is not None or (token and enough):
             self._first = self._first or token
             await self._flush()
         elif self._late is None:
             self._late = asyncio.get_running_loop().call_later(gather.LATEST_S, self._flush_soon)
+
+    @property
+    def _token(self) -> bool:
+        """Whether what waits may hold a token: of an engine that tells no ids, any event may."""
+        return self._tap.pending or not self._tap.prompt_token_ids
+
+    @property
+    def _silent(self) -> bool:
+        """Whether nothing of the answer has come yet: its opening goes out with the first token.
+
+        Until then another replica may begin anew, and a refusal is still one.
+        """
+        return self._opening or (self._framed and not (self._first or self._token))
 
     def _keep(self, event: bytes) -> None:
         """Put an event where it goes out from: at once or nearly so, or with the last bytes."""
@@ -271,11 +282,17 @@ class Response:
             self._error = self._find_fault(crash)
         return self._error
 
+    def _crashed(self, crash: BaseException) -> frames.Error:
+        if isinstance(crash, engine.Refused) and not self._tap.output_tokens:
+            return self.counted(errors.BadRequest.code, str(crash), errors.BadRequest.status)
+        # An engine that is dead says so itself; one that lives has failed on this request alone.
+        return self._lost(f"{type(crash).__name__}: {crash}", errors.EngineFailed)
+
     def _find_fault(self, crash: BaseException | None) -> frames.Error | None:
         if self._tap.failure:
             return self._lost(self._tap.failure)
         if crash is not None:
-            return self._lost(f"{type(crash).__name__}: {crash}")
+            return self._crashed(crash)
         if self._failed:  # it refused the request after all, when the reader had its 200
             said = sse.read_json(_parsed(self._body)).error
             words = said.message if said is not None else f"it answered {self.status}"
@@ -341,7 +358,7 @@ class Response:
 
         Once the end waits too, the ids can't be told apart any more: whoever goes on says all of it again.
         """
-        events = b"" if self._opening or self._tail else b"".join(self._ready)
+        events = b"" if self._silent or self._tail else b"".join(self._ready)
         self._ready.clear()
         return b"".join(self._framing.data(events)) if events and self._framed else events
 

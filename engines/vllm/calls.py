@@ -21,6 +21,8 @@ _INDEX = re.compile(rb'"choices":\[\{"index":(\d+)')
 _RESPONSES = requests.Endpoint.RESPONSES.value
 _RESPONSE = "resp_"
 _CLASSIFY = requests.Endpoint.CLASSIFY.value
+_BROKEN = frozenset({"abort", "error"})
+_CLIENTS = frozenset({"VLLMClientError", "ValidationError"})  # vLLM's own, and pydantic's
 NewSpeller = Callable[[], ledger.Speller | None]
 """Makes the speller of one more choice of a request."""
 
@@ -55,7 +57,7 @@ class Call:
                 book = self._ledgers[choice] = ledger.Ledger(self._new_speller())
             token_ids = list(part.token_ids)
             tap.sampled(len(token_ids))
-            if part.finish_reason != "abort":  # the text of an aborted end is never sent
+            if part.finish_reason not in _BROKEN:  # the text of such an end is never sent
                 book.add(token_ids, part.text, finished=part.finish_reason is not None)
             if part.finish_reason is not None:
                 tap.finished(choice, part.finish_reason)
@@ -197,7 +199,26 @@ class Releasing:
                     call.release(said)
             await send(message)
 
-        await self._inner(scope, receive, releasing)
+        try:
+            await self._inner(scope, receive, releasing)
+        except Exception as crash:
+            if (words := _blame(crash)) is None:
+                raise
+            raise engine.Refused(words) from crash
+
+
+def _blame(crash: BaseException) -> str | None:
+    """Return what a request did wrong, None if the failure is not its own.
+
+    vLLM looks at some fields when a stream has its status already; its handlers can't answer then, and
+    the web framework raises an error of its own from theirs.
+    """
+    at: BaseException | None = crash.__cause__
+    while at is not None:
+        if not _CLIENTS.isdisjoint(kind.__name__ for kind in type(at).__mro__):
+            return " ".join(str(at).split())
+        at = at.__cause__
+    return None
 
 
 def _opens(body: bytes) -> bool:

@@ -151,6 +151,28 @@ def test_what_vllm_refuses_costs_nothing(replica: engine_vllm.Replica) -> None:
     assert replica.row(who.request_id)["outcome"] == "refused"
 
 
+def test_what_vllm_refuses_in_a_begun_stream_is_no_loss_of_the_replica(
+    replica: engine_vllm.Replica,
+) -> None:
+    """It has sent a status by then, and its web framework raises."""
+    found, who = engine_vllm.ask(replica, PATH, {**ASK, "background": None, "stream": True})
+    error = frames.Error.parse(found[-1].payload)
+    assert (error.code, error.status, data(found)) == ("bad_request", 400, [])
+    assert "background" in error.message
+    row = replica.row(who.request_id)
+    assert (row["outcome"], row["output_tokens"]) == ("error", 0)
+
+
+def test_what_fails_in_the_engine_before_a_token_has_said_nothing(
+    replica: engine_vllm.Replica,
+) -> None:
+    """A grammar without an end is found out when the sequence is scheduled."""
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}
+    body = {"model": "chat", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    found, _ = engine_vllm.ask(replica, "/v1/chat/completions", {**body, "response_format": schema})
+    assert (found[-1].kind, data(found)) == (frames.Kind.ERROR, [])
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", PATH])
 def test_cached_tokens_are_told_from_the_first_request_on(

@@ -125,10 +125,52 @@ async def test_an_exception_in_the_engines_app_is_an_error_and_not_a_quiet_end(
 
     _, app = scripted.build(crash, sink)
     call = await asgi.post(app, asgi.identity())
-    assert (call.error.code, "boom" in call.error.message) == ("replica_lost", True)
+    assert (call.error.code, "boom" in call.error.message) == ("engine_failed", True)
     assert "engine app failed" in caplog.text
     state = await asgi.run(app, "GET", "/forebay/state", asgi.headers())
     assert state.json["running"] == 0
+
+
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+
+
+@pytest.mark.parametrize("after", [(DIED, DONE), (OLD, DONE), ()])
+async def test_what_fails_before_its_first_token_has_said_nothing(
+    sink: usage.MemorySink, after: tuple[bytes, ...]
+) -> None:
+    """Not even who speaks: another replica may begin anew, and a refusal keeps its status."""
+
+    async def script(inner: Any, key: str, tap: engine.Tap, send: types.Send) -> None:
+        tap.prompt([1, 2, 3])
+        await scripted.begin(send)
+        await scripted.part(send, b"".join([ROLE, *after]), more=False)
+
+    _, app = scripted.build(script, sink)
+    call = await asgi.post(app, asgi.identity())
+    assert call.client_bytes == b""
+    assert call.error.output_tokens == 0
+
+
+@pytest.mark.parametrize(("sampled", "code"), [(0, "bad_request"), (1, "engine_failed")])
+async def test_a_request_that_is_refused_when_its_answer_has_begun_is_no_loss(
+    sink: usage.MemorySink, caplog: pytest.LogCaptureFixture, sampled: int, code: str
+) -> None:
+    """Nor is the replica suspected, which other teams' requests need."""
+
+    async def script(inner: Any, key: str, tap: engine.Tap, send: types.Send) -> None:
+        tap.prompt([1, 2, 3])
+        await scripted.begin(send)
+        await scripted.part(send, ROLE)
+        tap.sampled(sampled)
+        raise engine.Refused("token_id(s) [-1] in stop_token_ids")
+
+    _, app = scripted.build(script, sink)
+    call = await asgi.post(app, asgi.identity())
+    assert (call.error.code, call.client_bytes) == (code, b"")
+    assert "stop_token_ids" in call.error.message
+    assert "Traceback" not in caplog.text
+    (row,) = asgi.rows(sink)
+    assert row.output_tokens == sampled
 
 
 async def test_a_refusal_passes_as_it_is(sink: usage.MemorySink) -> None:

@@ -111,6 +111,19 @@ def test_an_embedding_counts_its_prompt_once(taps: engine.Taps) -> None:
     assert (tap.prompt_tokens, tap.cached_tokens, tap.output_tokens) == (3, 2, 0)
 
 
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_ids_of_an_end_whose_text_is_never_sent_are_not_handed_out(
+    taps: engine.Taps, reason: str
+) -> None:
+    tap = taps.open(RID)
+    running = calls.Calls(taps)
+    call = begin(running, f"chatcmpl-{RID}")
+    call.note(Output([Part(0, [0], "x", reason)], [5, 6]))
+    call.release()
+
+    assert (tap.take(), tap.pending, tap.output_tokens) == ({}, False, 1)
+
+
 def test_a_failure_is_told_to_the_tap(taps: engine.Taps) -> None:
     tap = taps.open(RID)
     begin(calls.Calls(taps), f"cmpl-{RID}-0").failed("EngineDeadError: gone")
@@ -189,3 +202,31 @@ def test_the_tier_is_the_priority(taps: engine.Taps) -> None:
     taps.open(RID).band = 2
 
     assert begin(calls.Calls(taps), f"cmpl-{RID}-0").priority == 2
+
+
+class VLLMClientError(Exception):
+    """vLLM's own for what a request did wrong, by its name; its other kinds derive from it."""
+
+
+class Wrong(VLLMClientError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("cause", "blames"),
+    [(Wrong("token_id(s)\n [-1]"), True), (ValueError("a fault of ours"), False), (None, False)],
+)
+async def test_a_request_at_fault_is_told_from_a_fault_of_the_engine(
+    taps: engine.Taps, cause: Exception | None, blames: bool
+) -> None:
+    """The web framework raises its own error from one for which it has a handler, but no status left."""
+    tap = taps.open(RID)
+
+    class Broken(App):
+        async def __call__(self, *_: Any) -> None:
+            raise RuntimeError("response already started") from cause
+
+    kind = engine.Refused if blames else RuntimeError
+    with pytest.raises(kind) as raised:
+        await run(Broken([]), calls.Calls(taps), tap)
+    assert str(raised.value) == ("token_id(s) [-1]" if blames else "response already started")
