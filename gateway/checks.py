@@ -167,9 +167,10 @@ def check(endpoint: requests.Endpoint, body: Mapping[str, Any], more: Collection
             raise _fault(name, f"must be true or false, not a {kind(body[name])}")
     if "stop" in body:
         _stop(body["stop"])
+    for name in ("stream_options", "structured_outputs", "response_format"):
+        if not isinstance(body.get(name), dict | None):
+            raise _fault(name, f"must be an object, not a {kind(body[name])}")
     options = body.get("stream_options")
-    if not isinstance(options, dict | None):
-        raise _fault("stream_options", f"must be an object, not a {kind(options)}")
     if options is not None and not body.get("stream"):
         raise _fault("stream_options", "is only allowed with stream: true")
     fields.check(endpoint, body, more)

@@ -81,6 +81,16 @@ def check(version: str, headers: list[tuple[bytes, bytes]]) -> None:
         raise _Refused(400, "Host: send exactly one")
 
 
+def bounded(target: bytes, headers: list[tuple[bytes, bytes]], most: int) -> None:
+    """Judge a head's size where all of it came at once, which is as large as if it had come in pieces.
+
+    Raises:
+        errors.BadRequest: it is larger than ``most`` bytes.
+    """
+    if len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > most:
+        raise too_large()
+
+
 def origin_form(method: bytes, target: bytes) -> bytes:
     """Return a request target as path and query; the authority of an absolute one is not looked at.
 

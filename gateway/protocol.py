@@ -46,6 +46,7 @@ class Protocol(httptools_impl.HttpToolsProtocol):
         super().__init__(*args, **more)
         self._hot = hot
         self._unread = 0.0  # bytes since a head or a trailer began; minus infinity within a body
+        self._large = False  # one read may hold more than a head may have
         self._until = math.inf  # when it is closed if nothing happens, on the loop's clock
         self._body_from = math.inf  # since when a body comes, less the time that it was not wanted
         self._body_bytes = 0
@@ -80,6 +81,7 @@ class Protocol(httptools_impl.HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Refuse a head that does not end; what it holds is thrown away with the connection."""
         self._unread += len(data)
+        self._large = len(data) > _HEAD_BYTES
         if self._deaf:
             if self._unread > _FLOOD_BYTES:
                 self.transport.abort()
@@ -122,6 +124,7 @@ class Protocol(httptools_impl.HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Leave the body to who reads it, and hot requests to the hot path."""
         self._heading = False
+        large = self._large or self._unread > _HEAD_BYTES  # or its body has come along
         self._unread = -math.inf
         self._body_from = self._until - self._hot.limits.head_timeout_s
         self._body_bytes = 0
@@ -133,6 +136,8 @@ class Protocol(httptools_impl.HttpToolsProtocol):
             raise httptools.HttpParserError("more requests than anybody sends ahead")
         version = self.parser.get_http_version()
         heads.check(version, self.headers)
+        if large:
+            heads.bounded(self.url, self.headers, _HEAD_BYTES)
         if version == "1.0":
             self.expect_100_continue = False  # it would take that for the answer (RFC 9110, 10.1.1)
         method = self.parser.get_method()

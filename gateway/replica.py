@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import re
 import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,12 @@ _HEAD = (
 )
 
 
+# vLLM's words for fields of the wrong kind: every one, for each form that the field may have, with what
+# was sent. The first is named, as for those that are judged here.
+_FAULT = re.compile(
+    r"""\d+ validation errors?: \{'type': '[^']*', 'loc': '([^']*)', 'msg': (?:'([^']*)'|"([^"]*)")"""
+)
+_KIND = re.compile(r"[A-Z]\w*$")  # a form's name in the place of a fault
 _TRUNK = trunks.HEADER.encode() + b": %b\r\n"
 
 
@@ -287,8 +294,11 @@ def engine_error(status: int, raw: bytes, missing: str = "") -> errors.ForebayEr
     if status == 404 and (not message or str(message).lower() == "not found"):
         message = f"{missing or 'not found'}: use another endpoint or another model"
     text = " ".join(str(message or f"the engine refused the request ({status})").split())
+    if (fault := _FAULT.match(text)) is not None:
+        param = ".".join(part for part in fault[1].split(".") if not _KIND.match(part))
+        text = f"{param.removeprefix('body.')}: {fault[2] or fault[3]}"
     text = text[:MESSAGE_CHARS]
-    name = str(param)[:100] if param else None
+    name = str(param).removeprefix("body.")[:100] if param else None
     lowered = text.lower()
     if "context length" in lowered or "maximum context" in lowered or "context_length" in lowered:
         return errors.ContextTooLong(text, param=name)

@@ -48,6 +48,9 @@ FAULTS: list[tuple[str, dict[str, Any], int, str, str | None]] = [
     (CHAT, {"stream": "yes"}, 400, "bad_request", "stream"),
     (CHAT, {"stop": [1]}, 400, "bad_request", "stop"),
     (CHAT, {"stream_options": {}}, 400, "bad_request", "stream_options"),
+    (CHAT, {"structured_outputs": 7}, 400, "bad_request", "structured_outputs"),
+    (CHAT, {"structured_outputs": [{}]}, 400, "bad_request", "structured_outputs"),
+    (CHAT, {"response_format": "json"}, 400, "bad_request", "response_format"),
     (CHAT, {"forebay_priority": "urgent"}, 400, "bad_request", "forebay_priority"),
     (CHAT, {"forebay_version": "7"}, 404, "model_not_found", "forebay_version"),
     (CHAT, {"forebay_deadline_ms": 0}, 400, "bad_request", "forebay_deadline_ms"),
@@ -123,6 +126,34 @@ async def test_surrogate_pairs_are_text() -> None:
         assert b"\\ud83c\\udf0a" in raw
         assert (await post(served, content=raw)).status_code == 200
         assert fake.received[0].body["messages"] == messages
+
+
+@pytest.mark.parametrize(
+    ("loc", "msg", "param"),
+    [
+        ("body.top_k", "'Input should be a valid integer'", "top_k"),
+        (
+            "body.messages.0.ChatSystemParam.content",
+            "\"Input should be 'a'\"",
+            "messages.0.content",
+        ),
+    ],
+)
+async def test_of_an_engines_list_of_faults_the_first_is_named(
+    loc: str, msg: str, param: str
+) -> None:
+    """vLLM tells each fault for each form that the field may have, and what was sent."""
+    fault = f"{{'type': 'int_parsing', 'loc': '{loc}', 'msg': {msg}, 'input': 'secret'}}"
+
+    async def refuses(received: harness.Received, out: harness.Out) -> None:
+        message = f"2 validation errors: {fault} {fault}"
+        await out.json(400, {"error": {"message": message, "param": loc, "code": 400}})
+
+    async with harness.one_replica(refuses) as (served, _):
+        response = await post(served, json=harness.chat_body())
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert error["message"] == f"{param}: {msg[1:-1]}"
 
 
 async def test_a_surprise_has_openais_shape() -> None:
