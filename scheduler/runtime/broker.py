@@ -22,6 +22,7 @@ from scheduler.runtime import (
     applier,
     config,
     entries,
+    firings,
     forecasts,
     guard,
     lease_acts,
@@ -294,6 +295,10 @@ class Leader:
             )
             more = done.more
         await asyncio.to_thread(registry.declared.forget, self.live.epoch)
+
+    async def note_firings(self) -> None:
+        """Note what schedules began, and what was warm by then."""
+        await firings.note(self._parts.registry, self.live, self._time)
 
     def view(self) -> fleet.FleetView:
         """Return what gateways are told now."""

@@ -26,6 +26,7 @@ from scheduler.runtime import (
     entries,
     forecasts,
     hosts,
+    schedules,
 )
 from scheduler.runtime.registry import cordons, holdings, wishes
 
@@ -63,6 +64,7 @@ class Live(absorbing.Absorbing):
         self.lent_at: float | None = None
         self.batch_work: Mapping[str, ports.BatchWork] = {}
         self.cordons: Mapping[str, cordons.Cordon] = {}
+        self.timetable: tuple[schedules.Schedule, ...] = ()
         self.scheduled: tuple[floors.Floor, ...] = ()
         self.odd_schedules: set[str] = set()  # why some say nothing here
         self.learned = forecasts.Learned()

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 from scheduler.contracts import clock
@@ -63,8 +63,8 @@ async def wishes(
     picture.cordons = await asyncio.to_thread(registry.cordons.all)
     picture.weights.acts = await asyncio.to_thread(acts.all)
     picture.standing = await asyncio.to_thread(registry.wishes.read)
-    timetable = await asyncio.to_thread(registry.timetable.all)
-    _schedules(timetable, picture, time.wall_us())
+    picture.timetable = await asyncio.to_thread(registry.timetable.all)
+    _schedules(picture, time.wall_us())
     for replica_id in drains & picture.replicas.keys():
         picture.replicas[replica_id].drain_asked = True
     if (deployments, routes) != (picture.deployments, picture.routes):
@@ -74,11 +74,11 @@ async def wishes(
         picture.touch()
 
 
-def _schedules(timetable: Sequence[schedules.Schedule], picture: live.Live, now_us: int) -> None:
+def _schedules(picture: live.Live, now_us: int) -> None:
     """Take up what schedules ask for; one that can't be read on this host is said once."""
     found: list[floors.Floor] = []
     odd: set[str] = set()
-    for schedule in timetable:
+    for schedule in picture.timetable:
         try:
             found += schedules.in_force((schedule,), now_us)
         except ValueError as error:

@@ -1,7 +1,6 @@
 """/admin/schedules: floors that come again and again. Anybody may read them, admins change them."""
 
 import dataclasses
-import datetime
 from typing import Annotated, Any
 
 import fastapi
@@ -9,9 +8,9 @@ import pydantic
 
 from scheduler.contracts import clock, errors
 from scheduler.runtime import admin, schedules
-from scheduler.runtime.registry import store
+from scheduler.runtime.registry import store, timetable
 
-NEXT = 5  # firings shown unless asked for more
+NEXT = 5  # beginnings shown unless asked for more
 
 
 class NewSchedule(pydantic.BaseModel):
@@ -34,8 +33,13 @@ def router(registry: store.Registry, time: clock.Clock) -> fastapi.APIRouter:
 
     @routes.get("")
     def show(who: admin.Reader) -> dict[str, Any]:
-        now_us = time.wall_us()
-        return {"schedules": [_told(one, now_us) for one in registry.timetable.all()]}
+        now_us, last = time.wall_us(), registry.timetable.last()
+        return {
+            "schedules": [
+                {**_told(one, now_us), "last": _fired(last.get(one.name))}
+                for one in registry.timetable.all()
+            ]
+        }
 
     @routes.post("")
     def add(who: admin.Admin, wish: NewSchedule) -> dict[str, Any]:
@@ -56,17 +60,26 @@ def router(registry: store.Registry, time: clock.Clock) -> fastapi.APIRouter:
         count: Annotated[int, fastapi.Query(ge=1, le=100)] = NEXT,
     ) -> dict[str, Any]:
         found = registry.timetable.get(name)
-        now = datetime.datetime.fromtimestamp(time.wall_us() / 1_000_000, datetime.UTC)
+        now = schedules.utc(time.wall_us())
         return {"name": name, "next": [at.isoformat() for at in found.next(now, count)]}
+
+    @routes.get("/{name}/history")
+    def history(
+        who: admin.Reader,
+        name: str,
+        count: Annotated[int, fastapi.Query(ge=1, le=timetable.KEPT)] = NEXT,
+    ) -> dict[str, Any]:
+        began = registry.timetable.began(name, count)
+        return {"name": name, "began": [_fired(each) for each in began]}
 
     @routes.post("/{name}/pause")
     def pause(who: admin.Admin, name: str) -> dict[str, Any]:
-        registry.timetable.pause(name, True)
+        registry.timetable.pause(name, True, time.wall_us())
         return {"name": name, "paused": True}
 
     @routes.post("/{name}/resume")
     def resume(who: admin.Admin, name: str) -> dict[str, Any]:
-        registry.timetable.pause(name, False)
+        registry.timetable.pause(name, False, time.wall_us())
         return {"name": name, "paused": False}
 
     @routes.delete("/{name}")
@@ -78,14 +91,35 @@ def router(registry: store.Registry, time: clock.Clock) -> fastapi.APIRouter:
 
 
 def _told(schedule: schedules.Schedule, now_us: int) -> dict[str, Any]:
-    now = datetime.datetime.fromtimestamp(now_us / 1_000_000, datetime.UTC)
+    now = schedules.utc(now_us)
     try:
         floors = schedules.in_force([schedule], now_us)
         coming = [] if schedule.paused else schedule.next(now, 1)
     except ValueError as error:  # a time zone that this host does not know
-        return {**dataclasses.asdict(schedule), "in_force": False, "next": f"never: {error}"}
+        return {**_kept(schedule), "in_force": False, "next": f"never: {error}"}
     return {
-        **dataclasses.asdict(schedule),
+        **_kept(schedule),
         "in_force": any(floor.starts_s <= 0 < floor.ends_s for floor in floors),
         "next": coming[0].isoformat() if coming else None,
+    }
+
+
+def _kept(schedule: schedules.Schedule) -> dict[str, Any]:
+    told = dataclasses.asdict(schedule)
+    del told["since_us"]  # a mark of ours
+    return told
+
+
+def _fired(firing: schedules.Firing | None) -> dict[str, Any] | None:
+    """Return a beginning as JSON; None: it has not begun yet."""
+    if firing is None:
+        return None
+    return {
+        "begins": schedules.utc(firing.begins_us).isoformat(),
+        "ends": schedules.utc(firing.ends_us).isoformat(),
+        "noted": schedules.utc(firing.noted_us).isoformat(),
+        "timing": firing.timing.value,
+        "floor": firing.floor,
+        "serving": firing.serving,
+        "warm": firing.warm,
     }

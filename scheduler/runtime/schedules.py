@@ -1,12 +1,14 @@
 """Schedules as floors: what a cron line and an end say about any moment. No firing changes anything.
 
 A schedule is a state and not an event: whoever leads works out from the clock which floors are in force, so
-that a firing can't be missed, done twice by two brokers, or forgotten over a restart. Cron lines are read by
+that a firing can't be missed, done twice by two brokers, or forgotten over a restart (`firings` notes when
+each began). Cron lines are read by
 APScheduler; days of the week count as in cron (0 and 7 are Sunday), which APScheduler itself does not do.
 """
 
 import dataclasses
 import datetime
+import enum
 import re
 import typing
 import zoneinfo
@@ -18,6 +20,9 @@ if typing.TYPE_CHECKING:
     from apscheduler.triggers import cron
 
 AHEAD = datetime.timedelta(hours=26)  # further ahead than any replica's start takes
+BACK = datetime.timedelta(days=7)  # further back nobody asks whether it was warm
+MOST_DUE = 100  # beginnings of one that are made up for: one each minute while no broker led
+LATE_US = 60_000_000  # a change of leader and a busy minute are no delay worth a word
 _DAY = datetime.timedelta(days=1)
 _ANY_DAY = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
 _NAMES = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -36,6 +41,7 @@ class Schedule:
         until: ``HH:MM``, when it ends: the first such time after it began, within a day.
         zone: the time zone of both.
         paused: it says nothing while this is true.
+        since_us: UTC µs; what began before has been noted, or was none of its (`scheduler.runtime.firings`).
     """
 
     name: str
@@ -45,6 +51,7 @@ class Schedule:
     until: str
     zone: str = "UTC"
     paused: bool = False
+    since_us: int = 0
 
     def check(self) -> None:
         """Raise `ValueError`, one line, if it can't be used."""
@@ -87,7 +94,7 @@ def in_force(
     schedules: "list[Schedule] | tuple[Schedule, ...]", now_us: int
 ) -> tuple[floors.Floor, ...]:
     """Return the floors that are in force at UTC µs ``now_us``, and those that come."""
-    now = datetime.datetime.fromtimestamp(now_us / 1_000_000, datetime.UTC)
+    now = utc(now_us)
     return tuple(
         floors.Floor(
             name=schedule.name,
@@ -100,6 +107,69 @@ def in_force(
         if not schedule.paused
         for begin, end in schedule.spans(now)
     )
+
+
+class Timing(enum.StrEnum):
+    """When a beginning was noticed: at once, while it was in force, or only after its end."""
+
+    ON_TIME = "on time"
+    LATE = "late"
+    MISSED = "missed"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Firing:
+    """One beginning of a schedule.
+
+    Attributes:
+        schedule, model, floor: the schedule's name, and what it asked for then.
+        begins_us, ends_us: UTC µs.
+        noted_us: when a leader noticed it.
+        serving: replicas of the model that served at that moment.
+    """
+
+    schedule: str
+    model: str
+    floor: int
+    begins_us: int
+    ends_us: int
+    noted_us: int
+    serving: int
+
+    @property
+    def timing(self) -> Timing:
+        """Return when it was noticed."""
+        if self.noted_us >= self.ends_us:
+            return Timing.MISSED
+        return Timing.ON_TIME if self.noted_us - self.begins_us <= LATE_US else Timing.LATE
+
+    @property
+    def warm(self) -> str:
+        """Return how much of the floor was warm, as people read it."""
+        return "-" if self.timing is Timing.MISSED else f"{self.serving}/{self.floor}"
+
+
+def due(schedule: Schedule, now_us: int) -> list[tuple[int, int]]:
+    """Return begin and end (UTC µs) of what began since one was last looked at, the newest `MOST_DUE`.
+
+    Raises:
+        ValueError: this host can't read the schedule.
+    """
+    if schedule.paused:
+        return []
+    now = utc(now_us)
+    since = max(utc(schedule.since_us), now - BACK)
+    began = [span for span in schedule.spans(since, now - since) if span[0] >= since]
+    return [(_us(begin), _us(end)) for begin, end in began[-MOST_DUE:]]
+
+
+def utc(us: int) -> datetime.datetime:
+    """Return the time at UTC µs ``us``."""
+    return datetime.datetime.fromtimestamp(us / 1_000_000, datetime.UTC)
+
+
+def _us(at: datetime.datetime) -> int:
+    return round(at.timestamp() * 1_000_000)
 
 
 def _trigger(schedule: Schedule) -> "cron.CronTrigger":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy import exc
 
-from scheduler.runtime import broker, leadership, loop
+from scheduler.runtime import broker, firings, leadership, loop
 from scheduler.runtime.registry import database
 
 log = logging.getLogger(__name__)
@@ -68,5 +68,6 @@ def _begin(runner: loop.Loop, leader: broker.Leader, tick_s: float, look_s: floa
     runner.every("tick", tick_s, leader.tick)
     runner.every("go on without the registry", tick_s, leader.bridge)
     runner.every("say who leads", look_s, leader.announce)
+    runner.every("note what schedules began", firings.LOOK_S, leader.note_firings)
     runner.every("look back", LOOK_S, leader.look_back)
     runner.every("forget what is long over", TIDY_S, leader.tidy)

@@ -208,7 +208,7 @@ def test_a_plan_keeps_to_the_fleet_and_says_why(
     for key, target in made.wanted.items():
         assert target.need >= floor[key]
     if snap.gpus and needed > least:
-        # Callers are above their floors: then batch has all of its own, but for what is smaller than a replica.
+        # Callers are above their floors: then batch has all of its own, but for what fits no replica.
         apart = sum(each.batch_floor * sizes[key] for key, each in scalings.items())
         assert needed <= max(least, snap.gpus - apart)
     free = {held.lease.lease_id: held.lease.gpus for held in snap.leases}

@@ -176,6 +176,21 @@ class Schedule(Base):
     author: orm.Mapped[str]
     reason: orm.Mapped[str]
     created_us: orm.Mapped[int]
+    since_us: orm.Mapped[int] = orm.mapped_column(server_default="0")
+
+
+class Firing(Base):
+    """One beginning of a schedule; see `scheduler.runtime.firings`."""
+
+    __tablename__ = "firings"
+
+    schedule: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    begins_us: orm.Mapped[int] = orm.mapped_column(primary_key=True, autoincrement=False)
+    ends_us: orm.Mapped[int]
+    model: orm.Mapped[str]
+    floor: orm.Mapped[int]
+    noted_us: orm.Mapped[int]
+    serving: orm.Mapped[int]
 
 
 class Team(Base):

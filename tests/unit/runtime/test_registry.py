@@ -184,6 +184,7 @@ def test_every_write_of_an_old_leader_is_fenced(registry: store.Registry) -> Non
         lambda: registry.journal.add_plan(old, 1, {}, keep=5),
         lambda: registry.journal.set_facts(old, 1, {"nodes": {}}),
         lambda: registry.lead.begin_period(old, "rollup", 0),
+        lambda: registry.timetable.note(old, []),
     ]
     for write in writes:
         with pytest.raises(database.Fenced):

@@ -1,5 +1,6 @@
 """fctl schedule and /admin/schedules: what is kept, refused and shown."""
 
+import datetime
 import io
 import json
 import shlex
@@ -7,7 +8,7 @@ import shlex
 import pytest
 
 from scheduler.contracts import requests
-from scheduler.runtime import commands
+from scheduler.runtime import commands, schedules
 from tests.unit.runtime import adminsite
 
 site = adminsite.site  # the fixture
@@ -37,6 +38,30 @@ def test_its_life(site: adminsite.Site) -> None:
     assert json.loads(fctl(site, "list --json")[1]) == {"schedules": []}
 
 
+def test_what_began_is_told_and_what_was_warm(site: adminsite.Site) -> None:
+    assert fctl(site, ADD)[0] == 0
+    assert fctl(site, "list")[1].splitlines()[1].split()[-2:] == ["-", "-"]
+    assert fctl(site, "history day")[1].split() == ["BEGAN", "ENDS", "NOTED", "WARM"]
+    epoch = site.registry.lead.take("b", 1, 60_000_000)
+    assert epoch is not None
+    first = round(datetime.datetime(2040, 1, 2, 7, tzinfo=datetime.UTC).timestamp()) * 1_000_000
+    hour, day = 3600 * 1_000_000, 86_400 * 1_000_000
+    for number, (late, serving) in enumerate(((0, 8), (hour, 7), (11 * hour, 0))):
+        begins = first + number * day
+        ends, noted = begins + 10 * hour, begins + late
+        made = schedules.Firing("day", "chat", 8, begins, ends, noted, serving)
+        assert site.registry.timetable.note(epoch, [made]) == (made,)
+    lines = fctl(site, "history day")[1].splitlines()[1:]
+    assert [line.split()[2:] for line in lines] == [
+        ["missed", "-"], ["late", "7/8"], ["on", "time", "8/8"],
+    ]  # fmt: skip
+    assert len(fctl(site, "history day -n 1")[1].splitlines()) == 2
+    assert fctl(site, "list")[1].splitlines()[1].endswith("2040-01-04T07:00:00+00:00  - (missed)")
+    (told,) = json.loads(fctl(site, "history day -n 1 --json")[1])["began"]
+    assert told["begins"] == "2040-01-04T07:00:00+00:00"
+    assert (told["timing"], told["floor"], told["serving"]) == ("missed", 8, 0)
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -48,6 +73,7 @@ def test_its_life(site: adminsite.Site) -> None:
         ("pause nothing", "schedule nothing: unknown"),
         ("rm nothing", "schedule nothing: unknown"),
         ("next nothing", "schedule nothing: unknown"),
+        ("history nothing", "schedule nothing: unknown"),
     ],
 )
 def test_what_is_refused(site: adminsite.Site, line: str, said: str) -> None:

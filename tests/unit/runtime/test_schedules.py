@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import zoneinfo
 
 import pytest
 
@@ -95,8 +96,61 @@ def test_one_that_this_host_can_not_read_is_said_once_and_hides_no_other(
     """Its time zone was unknown to the broker's host alone: no plan was made there any more."""
     now_us, picture = us("2026-11-30T12:00+01:00"), live.Live(1, "a", entries.Pauses(1, 60), 0.0)
     odd = dataclasses.replace(WEEKDAYS, name="odd", zone="Europe/Atlantis")
+    picture.timetable = (odd, WEEKDAYS)
     for _ in range(2):
-        recalling._schedules((odd, WEEKDAYS), picture, now_us)
+        recalling._schedules(picture, now_us)
     assert picture.scheduled == schedules.in_force([WEEKDAYS], now_us)
     (line,) = caplog.messages
     assert line.startswith("schedule odd: time zone 'Europe/Atlantis' is unknown; write one as")
+
+
+def began(schedule: schedules.Schedule, since: str, now: str) -> list[str]:
+    """Return what began from ``since`` to ``now``, in Berlin's time."""
+    looked = dataclasses.replace(schedule, since_us=us(since))
+    zone = zoneinfo.ZoneInfo("Europe/Berlin")
+    return [
+        schedules.utc(begin).astimezone(zone).strftime("%a %H:%M")
+        for begin, end in schedules.due(looked, us(now))
+        if end > begin
+    ]
+
+
+def test_what_began_since_the_last_look_is_due_once() -> None:
+    monday = "2026-11-30T08:00+01:00"
+    assert began(WEEKDAYS, "2026-11-30T07:59+01:00", monday) == ["Mon 08:00"]
+    assert began(WEEKDAYS, monday, monday) == ["Mon 08:00"]
+    looked = dataclasses.replace(WEEKDAYS, since_us=us(monday) + 1)
+    assert schedules.due(looked, us("2026-11-30T17:00+01:00")) == []
+    assert began(WEEKDAYS, "2026-11-27T07:00+01:00", "2026-12-01T09:00+01:00") == [
+        "Fri 08:00", "Mon 08:00", "Tue 08:00",
+    ]  # fmt: skip
+    paused = dataclasses.replace(WEEKDAYS, paused=True)
+    assert began(paused, "2026-11-27T07:00+01:00", "2026-12-01T09:00+01:00") == []
+
+
+def test_what_is_due_is_bounded_however_long_nobody_looked() -> None:
+    assert len(began(WEEKDAYS, "2020-01-01T00:00+01:00", "2026-11-29T12:00+01:00")) == 5
+    often = schedules.Schedule("often", "chat", 1, "*/5 * * * *", "00:00")
+    hourly = dataclasses.replace(often, cron="0 * * * *", until="00:00")
+    assert len(began(hourly, "2020-01-01T00:00+01:00", "2026-11-29T12:00+01:00")) <= 8
+
+
+def test_a_beginning_in_the_hour_that_comes_twice_or_never_is_due_once() -> None:
+    gap = schedules.Schedule("gap", "chat", 1, "30 2 * * *", "04:00", "Europe/Berlin")
+    assert began(gap, "2026-10-25T00:00+02:00", "2026-10-25T23:00+01:00") == ["Sun 02:30"]
+    assert len(began(gap, "2026-03-29T00:00+01:00", "2026-03-29T23:00+02:00")) <= 1
+    daily = schedules.Schedule("all", "chat", 1, "0 0 * * *", "12:00", "Europe/Berlin")
+    assert began(daily, "2026-10-24T01:00+02:00", "2026-10-27T01:00+01:00") == [
+        "Sun 00:00", "Mon 00:00", "Tue 00:00",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("noted", "timing", "warm"),
+    [(59, "on time", "6/8"), (61, "late", "6/8"), (3600, "missed", "-")],
+)
+def test_how_late_a_beginning_was_noticed(noted: int, timing: str, warm: str) -> None:
+    begins = us("2026-11-30T08:00+01:00")
+    at_us = begins + noted * 1_000_000
+    made = schedules.Firing("day", "chat", 8, begins, begins + 3600 * 1_000_000, at_us, serving=6)
+    assert (made.timing, made.warm) == (timing, warm)
