@@ -94,6 +94,7 @@ async def broker(here: installation.Installation, told: doors.Told) -> None:
         zone=_zone(here.config.table(scheduler_settings.Settings).zone),
         write_off=write_off,
         service_users=frozenset(here.config.table(slurm_settings.SlurmSettings).service_users),
+        where=lease.where(here.config),
     )
     periodic = (
         loop.Periodic("ship usage", books.ship_every_s, ship),

@@ -15,12 +15,26 @@ from engines.slot import starters
 from forebay import in_lease, installation, sinks, telemetry
 from forebay import settings as forebay_settings
 from scheduler.contracts import fleet, slurm
-from scheduler.runtime import address, guard
+from scheduler.core import grounds
+from scheduler.runtime import address, config, guard
 from scheduler.runtime import settings as scheduler_settings
 from slurm_plugins import launch, sbatch, steps
 from slurm_plugins import settings as slurm_settings
 
 SPEC = "agent.json"
+
+
+def where(here: config.Config) -> grounds.Grounds:
+    """Return on which nodes `Renderer` lets leases start that say nothing else."""
+    table = here.table(slurm_settings.SlurmSettings)
+    options = here.table(scheduler_settings.Settings)
+    only = (options.lease_partition,) if options.lease_partition else ()
+    return grounds.Grounds(
+        serve=only or tuple(table.serve_partitions),
+        backfill=only or tuple(table.backfill_partitions),
+        gres_type=options.lease_gres_type or table.gres_type,
+        constraint=table.constraint,
+    )
 
 
 class Renderer:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from scheduler.contracts import fleet, slurm
-from scheduler.core import actions, members, placement, rollover, snapshot, windows
+from scheduler.core import actions, grounds, members, placement, rollover, snapshot, windows
 
 _KEPT = frozenset(
     {"reserved", "maintenance", "planned"}
@@ -69,13 +69,18 @@ def ask(
     if snap.lease_pause.waits(snap.now):
         pause = snap.lease_pause.until - snap.now
         return None, f"{name}: next lease asked for in {pause:.1f} s: {snap.lease_pause.reason}"
-    names = {node.name for node in snap.nodes}
-    if names and names <= snap.cordoned:
-        return None, f"{name}: every node is cordoned; `fctl uncordon NODE` lets one back"
-    if pending >= settings.pending_leases:
-        return None, f"{name}: {pending} leases wait in Slurm's queue already (pending_leases)"
     hardware = deployment.spec.hardware
     units, nodes = size(settings, deployment.spec.gpus, hardware)
+    each = fleet.taken(deployment.spec.gpus, units // max(1, nodes))
+    wanted = grounds.Wanted(kind, of_lease(hardware, each, units), units, nodes)
+    able = {node.name for node in grounds.able(snap.nodes, wanted, snap.where)}
+    if able and able <= snap.cordoned:
+        return (
+            None,
+            f"{name}: every node that would do is cordoned; `fctl uncordon NODE` lets one back",
+        )
+    if pending >= settings.pending_leases:
+        return None, f"{name}: {pending} leases wait in Slurm's queue already (pending_leases)"
     gpus = hardware.whole(units)
     held = held_gpus(snap, rolling) + sum(
         room.hardware.whole(room.gpus) for room in available if room.lease_id is None
@@ -83,7 +88,7 @@ def ask(
     if snap.gpus and held + gpus > snap.gpus:
         return None, f"{name}: all {snap.gpus} GPUs of the fleet are held, {held} of them now"
     whole, least = settings.lease_walltime_s, settings.lease_time_min_s
-    left, window = fitting_s(snap, settings, gpus, nodes)
+    left, window = fitting_s(snap, settings, wanted)
     reason = f"{name} needs {needs(deployment.spec)} and no lease has them"
     cut = 0
     if left < whole:
@@ -97,11 +102,9 @@ def ask(
     time_min = min(least, cut or whole)
     spared = snap.cordoned | _spared(snap, kind, rolling)
     # One that may start nowhere would be refused.
-    exclude = tuple(sorted(snap.cordoned if names and names <= spared else spared))
+    exclude = tuple(sorted(snap.cordoned if able and able <= spared else spared))
     asked = actions.RequestLease(kind, units, reason, dedicated, nodes, cut, time_min, exclude)
-    each = fleet.taken(deployment.spec.gpus, units // max(1, nodes))
-    kept = of_lease(hardware, each, units)
-    return dataclasses.replace(asked, hardware=kept), ""
+    return dataclasses.replace(asked, hardware=wanted.hardware), ""
 
 
 def promised(asked: actions.RequestLease, deployment: snapshot.Deployment) -> placement.Room:
@@ -224,22 +227,22 @@ def held_gpus(snap: snapshot.Snapshot, rolling: frozenset[str]) -> int:
 
 
 def fitting_s(
-    snap: snapshot.Snapshot, settings: Settings, gpus: int, nodes: int
+    snap: snapshot.Snapshot, settings: Settings, wanted: grounds.Wanted
 ) -> tuple[float, str]:
     """Return the longest walltime that crosses no window, seconds, and the window that ends it.
 
     Nodes that are free now go first, if a lease on them is worth a start; Slurm takes others by itself only
-    when they become free. Without a word on nodes every window is taken to close them all.
+    when they become free. Where no node is known to do every window is taken to close them all.
     """
-    each, count = gpus // max(1, nodes), max(1, nodes)
+    count = wanted.count
     able = [
         node
-        for node in snap.nodes
-        if (node.gpus or 0) >= each and node.name not in snap.cordoned and _comes_back(node)
+        for node in grounds.able(snap.nodes, wanted, snap.where)
+        if node.name not in snap.cordoned and _comes_back(node)
     ]
     if not snap.closures or len(able) < count:
         return windows.until(snap.closures)
-    free = [node for node in able if (node.gpus_free or 0) >= each]
+    free = [node for node in able if (node.gpus_free or 0) >= wanted.gpus]
     if len(free) >= count:
         now = _longest(snap, free, count)
         if now[0] >= _worth_s(snap, settings):
@@ -253,8 +256,7 @@ def crossing(snap: snapshot.Snapshot, settings: Settings) -> Iterator[actions.Cl
         lease = held.lease
         if lease.state is not fleet.LeaseState.PENDING or not snap.closures:
             continue
-        gpus = lease.hardware.whole(lease.gpus)
-        left, window = fitting_s(snap, settings, gpus, lease.whole_nodes)
+        left, window = fitting_s(snap, settings, grounds.of_lease(lease))
         least = max(lease.time_min_s, math.ceil(_worth_s(snap, settings)))
         if least <= _cut_s(left) and left < (lease.time_min_s or lease.walltime_s):
             yield actions.CloseLease(

@@ -3,14 +3,15 @@
 Slurm notices a dead node after SlurmdTimeout (300 s by default) and may give it away again before that. So
 a node that took its agent with it is cordoned here: no lease is asked for that could start on it, and nothing
 new starts in one that is there. One lease that falls silent is its node's fault; when most do at once it is
-this host's or the network's, and no node is blamed. The last node is never cordoned.
+this host's or the network's, and no node is blamed. The last node that could hold such a lease is never
+cordoned.
 """
 
 from collections.abc import Iterator
 from typing import Protocol
 
 from scheduler.contracts import fleet, slurm
-from scheduler.core import actions, snapshot
+from scheduler.core import actions, grounds, snapshot
 
 NODE_FAULTS = frozenset({slurm.JobState.NODE_FAIL, slurm.JobState.BOOT_FAIL})
 
@@ -37,9 +38,11 @@ def suspects(snap: snapshot.Snapshot, settings: Settings) -> Iterator[actions.Co
     failed: dict[str, str] = {}
     silent: dict[str, str] = {}
     used: set[str] = set()
+    homes: dict[str, fleet.Lease] = {}
     for held in snap.leases:
         lease = held.lease
         used.update(lease.nodes)
+        homes |= dict.fromkeys(lease.nodes, lease)
         found = (
             (job_id, state) for job_id, state in stated.items() if job_id == lease.slurm_job_id
         )
@@ -51,11 +54,11 @@ def suspects(snap: snapshot.Snapshot, settings: Settings) -> Iterator[actions.Co
             silent |= dict.fromkeys(lease.nodes, why)
     if len(silent) == 1 or 2 * len(silent) <= len(used):
         failed = silent | failed
-    known = {node.name for node in snap.nodes}
     until = snap.now_us + round(settings.cordon_s * 1_000_000)
     cordoned = set(snap.cordoned)
     for node, why in sorted(failed.items()):
-        if node in cordoned or (known and known <= cordoned | {node}):
+        able = grounds.able(snap.nodes, grounds.of_lease(homes[node]), snap.where)
+        if node in cordoned or (able and {other.name for other in able} <= cordoned | {node}):
             continue
         cordoned.add(node)
         yield actions.CordonNode(node, until, why)

@@ -10,7 +10,17 @@ import math
 from collections.abc import Mapping
 
 from scheduler.contracts import fleet, ids, observed, slurm
-from scheduler.core import autoscale, backoff, floors, forecast, ladder, lending, replicas, windows
+from scheduler.core import (
+    autoscale,
+    backoff,
+    floors,
+    forecast,
+    grounds,
+    ladder,
+    lending,
+    replicas,
+    windows,
+)
 
 
 class Traffic(enum.StrEnum):
@@ -190,6 +200,7 @@ class Snapshot:
         lent_at: when shares of batch last moved, monotonic seconds.
         cordoned: nodes that are kept off now.
         starts: deployment to the seconds that its replicas lately took from order to serving.
+        where: leases may start at all.
     """
 
     now: float
@@ -225,3 +236,4 @@ class Snapshot:
     lent_at: float | None = None
     cordoned: frozenset[str] = frozenset()
     starts: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    where: grounds.Grounds = grounds.Grounds()  # noqa: RUF009 - frozen

@@ -13,7 +13,7 @@ from sqlalchemy import exc
 
 from scheduler.contracts import clock, fleet, ports, slurm, wire
 from scheduler.contracts.v1 import control_pb2_grpc
-from scheduler.core import members, plan, targets
+from scheduler.core import grounds, members, plan, snapshot, targets
 from scheduler.runtime import (
     adapter_pools,
     address,
@@ -61,6 +61,7 @@ class Parts:
         zone: whose clock the days of callers follow.
         write_off: where the last GPU time of a lease goes whose node died.
         service_users: whose jobs may be leases, beside the user that `slurm` submits as.
+        where: partitions, GPU type and features that `lease_renderer` asks for.
     """
 
     options: settings.Settings
@@ -76,6 +77,7 @@ class Parts:
     zone: datetime.tzinfo = datetime.UTC
     write_off: writeoff.WriteOff = writeoff.nowhere
     service_users: frozenset[str] = frozenset()
+    where: grounds.Grounds = grounds.Grounds()  # noqa: RUF009 - frozen
 
 
 class Leader:
@@ -197,7 +199,7 @@ class Leader:
         self._note_silence(now)
         self._place_adapters()
         await self.applier.flush()
-        picture = snapshots.collect(self.live, self._time, self._parts.options, self._parts.zone)
+        picture = self._picture()
         made = plan.plan(picture, self._parts.options)
         results = await self.applier.apply(made)
         await self.applier.flush()
@@ -242,8 +244,12 @@ class Leader:
         self._bridging = True
         self.poller.kick()
         self._note_silence(now)
-        picture = snapshots.collect(self.live, self._time, options, self._parts.zone)
+        picture = self._picture()
         self.applier.apply_unwritten(plan.plan(picture, options))
+
+    def _picture(self) -> snapshot.Snapshot:
+        parts = self._parts
+        return snapshots.collect(self.live, self._time, parts.options, parts.zone, parts.where)
 
     async def follow_adapters(self) -> None:
         """Place adapters as soon as somebody waits for one, or one has come or gone; until cancelled."""

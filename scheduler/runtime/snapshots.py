@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 
 from scheduler.contracts import clock, fleet, ids, observed, slurm
-from scheduler.core import forecast, lending, rollouts, snapshot, windows
+from scheduler.core import forecast, grounds, lending, rollouts, snapshot, windows
 from scheduler.runtime import entries, forecasts, live, settings
 from scheduler.runtime.registry import wishes
 
@@ -20,8 +20,17 @@ def collect(
     time: clock.Clock,
     options: settings.Settings,
     zone: datetime.tzinfo = datetime.UTC,
+    where: grounds.Grounds | None = None,
 ) -> snapshot.Snapshot:
-    """Return the live picture as one frozen snapshot; ``zone`` is whose clock forecasts follow."""
+    """Return the live picture as one frozen snapshot.
+
+    Args:
+        picture: the leader's.
+        time: the clock.
+        options: the settings.
+        zone: whose clock forecasts follow.
+        where: the nodes on which leases may start.
+    """
     now = time.monotonic()
     holding = {entry.replica.lease_id for entry in picture.replicas.values()}
     for entry in picture.leases.values():
@@ -95,6 +104,7 @@ def collect(
             node for node, cordon in picture.cordons.items() if cordon.holds(time.wall_us())
         ),
         starts=picture.starts.cold(),
+        where=where or grounds.Grounds(),
     )
 
 

@@ -6,11 +6,12 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from scheduler.contracts import clock, fleet, slurm
-from scheduler.core import plan
+from scheduler.core import grounds, plan
 from scheduler.runtime import broker, settings
 from slurm_plugins import cli, devcluster
 from tests import brokersite
@@ -60,6 +61,22 @@ async def test_shortly_before_maintenance_nothing_is_asked_for_and_it_says_why(
             await site.step(leader)
         assert site.slurm.submitted == []
         assert any("reservation patch begins in" in note for note in leader.notes)
+
+
+async def test_nodes_of_other_partitions_do_not_count(tmp_path: Path) -> None:
+    """A window on all our nodes was none, as long as somebody else's had none."""
+    site = brokersite.Site(tmp_path, options=QUICK)
+    foreign = slurm.Node("n9", "idle", frozenset(), True, ("guests",), 4, 4)
+    nodes = (*site.slurm.nodes(), foreign)
+    site.slurm.reserved = (
+        slurm.Reservation("patch", hours(site, 3), hours(site, 5), ("n1", "n2")),
+    )
+    site.parts = dataclasses.replace(site.parts, where=grounds.Grounds(("serve",), ("backfill",)))
+    with mock.patch.object(site.slurm, "nodes", return_value=nodes):
+        async with site.lead() as leader:
+            await site.settle(leader)
+            (first,) = leader.live.leases.values()
+            assert first.lease.walltime_s == 178 * 60
 
 
 @pytest.fixture

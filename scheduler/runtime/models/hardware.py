@@ -1,17 +1,13 @@
 """Whether any node of a site could ever hold a replica on a profile. Pure."""
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from scheduler.core import grounds
 from scheduler.runtime.models import compiled, document
 
 _MB = 1_000_000
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:=/-]*")
-_ALL_OF = re.compile(
-    r"[^|*()\[\]]*"
-)  # a constraint that every node of a job must meet, name by name
 
 Node = Mapping[str, Any]
 Term = tuple[Callable[[Node], bool], Callable[[Sequence[Node]], str]]
@@ -68,7 +64,7 @@ def _terms(profile: document.Profile) -> Iterator[Term]:
             ),
         )
     yield (
-        lambda node: _features(node, profile.constraint),
+        lambda node: grounds.meets(profile.constraint, node.get("features")),
         lambda left: (
             f"constraint {profile.constraint}: no node that has the rest has it; leave one out"
         ),
@@ -119,21 +115,11 @@ def _unknown_feature(constraint: str, nodes: Sequence[Node]) -> str:
     if len(told) < len(nodes) or not nodes:
         return ""
     known = {feature for features in told for feature in features}
-    for name in _names(constraint):
+    for name in grounds.names(constraint):
         if name not in known:
             have = ", ".join(sorted(known)) or "none"
             return f"constraint {constraint}: no node has the feature {name}; nodes have {have}"
     return ""
-
-
-def _names(constraint: str) -> list[str]:
-    return _NAME.findall(re.sub(r"\*\d+", "", constraint))
-
-
-def _features(node: Node, constraint: str) -> bool:
-    """Whether a node has all that a plain constraint names; of others (`|`, `*`, `[]`) Slurm is the judge."""
-    has = node.get("features")
-    return has is None or not _ALL_OF.fullmatch(constraint) or set(_names(constraint)) <= set(has)
 
 
 def _types(nodes: Sequence[Node]) -> str:

@@ -8,6 +8,7 @@ import pytest
 from scheduler.contracts import fleet, slurm
 from scheduler.core import (
     actions,
+    grounds,
     members,
     packing,
     placement,
@@ -129,7 +130,68 @@ def test_where_every_node_is_cordoned_nothing_is_asked_for() -> None:
     picture = plans.picture(deployments=(plans.deployment(),), nodes=(node("n1"), node("n2")))
     made = plan.plan(dataclasses.replace(picture, cordoned=frozenset({"n1", "n2"})), plans.ELASTIC)
     assert not made.actions
-    assert "every node is cordoned" in made.notes[0]
+    assert "every node that would do is cordoned" in made.notes[0]
+
+
+FOREIGN = {
+    "another partition": {"partitions": ("gpu-guests",)},
+    "another type": {"gres_type": "a100"},
+    "another feature": {"features": ("ib",)},
+    "no shards": {"shared": {}},
+    "too few CPUs": {"cpus": 8},
+    "too little memory": {"memory_mb": 32_000},
+}
+
+
+@pytest.mark.parametrize("other", [*FOREIGN, "alike"])
+def test_a_node_that_could_not_hold_the_lease_makes_it_no_longer(other: str) -> None:
+    """The whole walltime was asked for, and Slurm let it wait for the end of maintenance."""
+    hardware = fleet.Hardware("shard", "H100", 4, memory_gb=64.0, cpus=16, constraint="nvlink")
+    spec = dataclasses.replace(plans.spec(gpus=1), hardware=hardware)
+    ours = dataclasses.replace(
+        node("n1"), cpus=64, memory_mb=512_000, gres_type="h100", shared={"shard": 16},
+        features=("nvlink", "ib"),
+    )  # fmt: skip
+    theirs = dataclasses.replace(ours, name="n2", **FOREIGN.get(other, {}))  # type: ignore[arg-type] # a table
+    rack = windows.Window("rack 1", 7300.0, 9000.0, frozenset({"n1"}))
+    snap = plans.picture(
+        deployments=(dataclasses.replace(plans.deployment(), spec=spec),),
+        nodes=(ours, theirs),
+        closures=(rack,),
+        where=grounds.Grounds(serve=("serve",)),
+    )
+    (ask,) = plan.plan(snap, plans.ELASTIC).actions
+    assert isinstance(ask, actions.RequestLease)
+    assert ask.walltime_s == (0 if other == "alike" else 7200)
+    # Where the one that could is cordoned, nothing is asked for: it could start nowhere.
+    made = plan.plan(dataclasses.replace(snap, cordoned=frozenset({"n1"})), plans.ELASTIC)
+    assert bool(made.actions) is (other == "alike")
+
+
+def test_what_the_site_asks_of_nodes_counts_and_each_kind_has_its_partitions() -> None:
+    where = grounds.Grounds(("serve",), ("backfill",), "H100", "nvlink&ib")
+    both = ("serve", "backfill")
+    nodes = [
+        dataclasses.replace(
+            node("n1"), partitions=both, gres_type="h100", features=("ib", "nvlink")
+        ),
+        dataclasses.replace(node("n2"), partitions=both, gres_type="a100", features=None),
+        dataclasses.replace(node("n3"), partitions=("backfill",), features=None),
+        dataclasses.replace(node("n4"), partitions=both, features=("ib",)),
+        dataclasses.replace(node("n5"), partitions=(), gpus=None),
+    ]
+
+    def able(kind: fleet.LeaseKind, hardware: fleet.Hardware, units: int) -> list[str]:
+        wanted = grounds.Wanted(kind, hardware, units)
+        return [each.name for each in grounds.able(nodes, wanted, where)]
+
+    serve, backfill = fleet.LeaseKind.SERVE, fleet.LeaseKind.BACKFILL
+    assert able(serve, fleet.ANY_NODE, 4) == ["n1"]
+    assert able(backfill, fleet.ANY_NODE, 4) == ["n1", "n3"]
+    assert able(serve, fleet.ANY_NODE, 5) == []
+    assert able(serve, fleet.Hardware("none", constraint="ib"), 0) == ["n1", "n2", "n4", "n5"]
+    two = grounds.Wanted(serve, fleet.ANY_NODE, 8, 2)
+    assert [each.name for each in grounds.able(nodes, two, where)] == ["n1"]
 
 
 @pytest.mark.parametrize("starts_s", [650.0, 690.0, 700.0, 760.0])

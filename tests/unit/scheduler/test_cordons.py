@@ -52,6 +52,16 @@ def test_the_last_node_is_never_cordoned() -> None:
     assert not list(cordons.suspects(one, OPTIONS))
 
 
+def test_the_last_node_that_could_hold_the_lease_is_never_cordoned() -> None:
+    """A node without GPUs beside it took all callers' place away for half an hour."""
+    gpus = slurm.Node("n1", "idle", frozenset(), True, ("serve",), 4, 4)
+    without = dataclasses.replace(gpus, name="login", gpus=0, gpus_free=0)
+    assert not list(cordons.suspects(picture(held(1, LOST_S), nodes=(gpus, without)), OPTIONS))
+    other = dataclasses.replace(gpus, name="n2")
+    (cordon,) = cordons.suspects(picture(held(1, LOST_S), nodes=(gpus, other, without)), OPTIONS)
+    assert cordon.node == "n1"
+
+
 def test_nothing_new_goes_to_a_cordoned_node() -> None:
     snap = picture(held(1), cordoned=frozenset({"n1"}), deployments=(plans.deployment(),))
     (ask,) = plan.plan(snap, OPTIONS).actions
