@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import uvloop
@@ -14,7 +14,7 @@ from engines import processes
 from engines.replica import launch, server
 from scheduler.contracts import fleet, usage
 
-_OPENERS = {
+_OPENERS: Mapping[fleet.Engine, str] = {
     fleet.EngineKind.SIMULATED: "engines.simulated",
     fleet.EngineKind.HTTP: "engines.http",
     fleet.EngineKind.VLLM: "engines.vllm",
@@ -23,19 +23,19 @@ Follow = Callable[[launch.Launch, launch.Reporter], None]
 _log = logging.getLogger(__name__)
 
 
-def opener(kind: fleet.EngineKind) -> server.OpenEngine:
+def opener(kind: fleet.Engine) -> server.OpenEngine:
     """Return ``open_engine`` of the engine's package; loaded here, since each needs its own environment."""
     found: server.OpenEngine = importlib.import_module(_OPENERS[kind]).open_engine
     return found
 
 
-def follower(kind: fleet.EngineKind) -> Follow:
+def follower(kind: fleet.Engine) -> Follow:
     """Return ``follow`` of the engine's package: what a rank past the first does until it is killed."""
     found: Follow = importlib.import_module(_OPENERS[kind]).follow
     return found
 
 
-def leaving(kind: fleet.EngineKind) -> Callable[[], None]:
+def leaving(kind: fleet.Engine) -> Callable[[], None]:
     """Return how a process of this engine leaves once its rows are on disk.
 
     vLLM's is ended there and then: its core and workers die with their parent (`process.bind_workers`), and

@@ -114,7 +114,7 @@ class Supervisor:
         run = item.run and not closing
         told = tuple((one.name, one.path) for one in item.adapters)
         return wanted.Wish(
-            wire.role_from_pb(item.role),
+            fleet.role_of_others(item.role),
             run,
             item.drain_s,
             run and item.asleep,

@@ -53,12 +53,34 @@ class Role(enum.StrEnum):
     BATCH = "batch"
 
 
+_ROLES = frozenset(Role)
+
+
+def role_of_others(word: str) -> Role:
+    """Return a role; in one that only a newer release knows a replica is for callers alone."""
+    return Role(word) if word in _ROLES else Role.INTERACTIVE
+
+
 class EngineKind(enum.StrEnum):
     """Which engine serves a model."""
 
     VLLM = "vllm"
     HTTP = "http"  # any OpenAI-compatible server
     SIMULATED = "simulated"
+
+
+class UnknownEngine(str):
+    """An engine that only a newer release knows, by its word: nothing is started of it here."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> str:
+        """Return the word."""
+        return str(self)
+
+
+Engine = EngineKind | UnknownEngine
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,7 +153,7 @@ class ReplicaSpec:
 
     model: str
     version: str
-    engine: EngineKind
+    engine: Engine
     weights: str = ""
     engine_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seats: int = 8

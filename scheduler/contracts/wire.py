@@ -229,11 +229,6 @@ def replica_from_pb(message: pb.Replica) -> fleet.Replica:
     )
 
 
-def role_from_pb(word: str) -> fleet.Role:
-    """Return a role; in one that only a newer release knows a replica is for callers alone."""
-    return fleet.Role(word) if word in _ROLES else fleet.Role.INTERACTIVE
-
-
 def standing_from_pb(report: pb.ReplicaReport) -> tuple[fleet.ReplicaState, fleet.Role]:
     """Return a replica's state and role.
 
@@ -243,7 +238,7 @@ def standing_from_pb(report: pb.ReplicaReport) -> tuple[fleet.ReplicaState, flee
     state, said = fleet.ReplicaState(report.state), report.role or fleet.Role.SHARED
     if state is fleet.ReplicaState.SERVING and said not in _ROLES:
         state = fleet.ReplicaState.UNKNOWN
-    return state, role_from_pb(said)
+    return state, fleet.role_of_others(said)
 
 
 def unread(report: pb.ReplicaReport) -> Iterator[tuple[str, str]]:

@@ -231,7 +231,42 @@ def entries(document: Document) -> dict[Key, dict[str, Any]]:
 
 
 def whole(found: Entries) -> Document:
-    """Return the document that entries make up; keys of a newer release are left out."""
+    """Return the document that entries make up, without what only a newer release can read (`unread`)."""
+    try:
+        return _whole(found)
+    except pydantic.ValidationError:
+        unknown = unread(found)
+        return _whole({key: body for key, body in found.items() if owner(key) not in unknown})
+
+
+def unread(found: Entries) -> dict[tuple[str, str], str]:
+    """Return the models and profiles that only a newer release can read, and why, as one line.
+
+    A model is read whole or not at all, and with its profile: part of it would be another model.
+    """
+    faults: dict[tuple[str, str], str] = {}
+    for key, body in sorted(found.items()):
+        if key[0] not in KINDS:
+            continue
+        kind = KINDS[key[0]]
+        try:
+            kind.model_validate(_known(kind, body))
+        except pydantic.ValidationError as error:
+            faults.setdefault(owner(key), fault(error, key_text(key)))
+    for key, body in found.items():
+        profile = ("profile", str(body.get("profile")))
+        if key[0] == "model" and profile in faults:
+            faults.setdefault(owner(key), faults[profile])
+    return faults
+
+
+def owner(key: Key) -> tuple[str, str]:
+    """Return the model or the profile that an entry is part of: its kind and name."""
+    kind, model, name = key
+    return ("profile", name) if kind == "profile" else ("model", model)
+
+
+def _whole(found: Entries) -> Document:
     models: dict[str, dict[str, Any]] = {
         model: {**_known(Model, body), "versions": {}, "adapters": {}, "route": {}}
         for (kind, model, _), body in found.items()

@@ -194,6 +194,10 @@ def _change(site: Site, edit: Callable[[Entries], Entries], wish: Wish) -> decla
 def _check(site: Site, before: document.Entries, after: document.Entries) -> None:
     made = {change.key for change in changes.between(before, after)}
     whole = document.whole(after)
+    unread = {**document.unread(before), **document.unread(after)}
+    for (kind, name), fault in sorted(unread.items()):
+        if any((kind, name) == document.owner(key) for key in made):
+            raise errors.BadRequest(f"{fault}: a newer release declared it: upgrade this gateway")
     fact = site.registry.journal.fact("nodes")
     nodes = fact.body.get("nodes", ()) if fact is not None else ()
     for name in {key[2] for key in made if key[0] == "profile"} & whole.profiles.keys():

@@ -1,15 +1,19 @@
 """Models, versions, routes and deployments in the registry."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from scheduler.contracts import errors, fleet, requests, spec_json, stored
-from scheduler.core import autoscale, snapshot
+from scheduler.contracts import errors, fleet, requests, spec_json, stored, times
+from scheduler.core import autoscale, replicas, snapshot
 from scheduler.runtime import config, scaling
 from scheduler.runtime.registry import database, declared, tables
+
+log = logging.getLogger(__name__)
+_ROLES, _ENGINES = frozenset(fleet.Role), frozenset(fleet.EngineKind)
 
 
 class Catalog:
@@ -17,6 +21,7 @@ class Catalog:
 
     def __init__(self, base: database.Database) -> None:
         self._base = base
+        self._said: set[str] = set()  # what was logged of a newer release's versions
 
     def declare(self, models: Sequence[config.ModelSettings], now_us: int) -> None:
         """Take up what forebay.toml says; an admin's scaling and holds stay, see `models.imported`.
@@ -26,7 +31,11 @@ class Catalog:
         declared.Catalogue(self._base).declare(tuple(models), now_us)
 
     def deployments(self) -> tuple[snapshot.Deployment, ...]:
-        """Return every deployment, models by name."""
+        """Return every deployment, models by name.
+
+        One that a newer release has declared in words that are not known here is left as it is: what runs of
+        it goes on, and a quarantine that says so keeps anything else from being started.
+        """
         query = (
             sa.select(tables.Deployment, tables.Version.spec)
             .join(
@@ -40,18 +49,47 @@ class Catalog:
         )
         with self._base.read() as session:
             return tuple(
-                snapshot.Deployment(
-                    spec=spec_json.read(spec),
-                    replicas=row.configured if row.scaled is None else row.scaled,
-                    role=fleet.Role(row.role),
-                    scaling=_scaling(row),
-                    pinned=row.scaled is not None,
-                    hold_batch=row.hold_batch,
-                    quarantined_until_us=row.quarantined_until_us,
-                    quarantine_reason=row.quarantine_reason,
-                )
-                for row, spec in session.execute(query)
+                self._deployment(session, row, spec) for row, spec in session.execute(query)
             )
+
+    def _deployment(
+        self, session: orm.Session, row: tables.Deployment, spec: Mapping[str, Any]
+    ) -> snapshot.Deployment:
+        try:
+            return _read(row, spec)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            return self._left_alone(session, row, spec, error)
+
+    def _left_alone(
+        self,
+        session: orm.Session,
+        row: tables.Deployment,
+        spec: Mapping[str, Any],
+        error: Exception,
+    ) -> snapshot.Deployment:
+        name, what = f"{row.model} {row.version}", _unknown(row, spec)
+        reason = (
+            f"{what or f'it cannot be read ({error!r})'}: a newer release declared it; nothing is started of "
+            "it and what runs is left alone: upgrade this broker"
+        )
+        if f"{name} {reason}" not in self._said:
+            self._said.add(f"{name} {reason}")
+            log.warning("%s: %s", name, reason)
+        running = sa.select(sa.func.count()).where(
+            tables.Replica.model == row.model,
+            tables.Replica.version == row.version,
+            tables.Replica.state.not_in(replicas.FINALS),
+            tables.Replica.run.is_(True),
+        )
+        return snapshot.Deployment(
+            spec=spec_json.of_others(spec, row.model, row.version, row.gpus),
+            replicas=session.scalar(running) or 0,
+            role=fleet.role_of_others(row.role),
+            pinned=True,
+            hold_batch=row.hold_batch,
+            quarantined_until_us=times.LAST_US,  # until another release leads
+            quarantine_reason=reason,
+        )
 
     def routes(self, cluster: str = "") -> dict[str, fleet.Route]:
         """Return every model's route, to its replicas on ``cluster``."""
@@ -131,6 +169,27 @@ def _rules(rules: Mapping[str, Any]) -> dict[str, Any]:
         "base_context": rules.get("base_context", 0),
         "runner": rules.get("runner", ""),
     }
+
+
+def _read(row: tables.Deployment, spec: Mapping[str, Any]) -> snapshot.Deployment:
+    return snapshot.Deployment(
+        spec=spec_json.read(spec),
+        replicas=row.configured if row.scaled is None else row.scaled,
+        role=fleet.Role(row.role),
+        scaling=_scaling(row),
+        pinned=row.scaled is not None,
+        hold_batch=row.hold_batch,
+        quarantined_until_us=row.quarantined_until_us,
+        quarantine_reason=row.quarantine_reason,
+    )
+
+
+def _unknown(row: tables.Deployment, spec: Mapping[str, Any]) -> str:
+    """Return the word of a deployment that this release does not know, "" if it is none of these."""
+    engine = spec.get("engine")
+    if engine not in _ENGINES:
+        return f"engine {engine!r} is not known here"
+    return "" if row.role in _ROLES else f"role {row.role!r} is not known here"
 
 
 def _scaling(row: tables.Deployment) -> autoscale.Scaling | None:

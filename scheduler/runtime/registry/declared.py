@@ -216,15 +216,18 @@ def rolling(session: orm.Session) -> dict[str, frozenset[str]]:
 
 
 def run(session: orm.Session, found: document.Document, now_us: int) -> None:
-    """Write what the broker runs of a document."""
+    """Write what the broker runs of a document; what only a newer release can read stays as it is."""
     kept = rolling(session)
+    session.flush()
+    listed = sa.select(tables.Declared.model).where(tables.Declared.kind == "model")
+    unread = set(session.scalars(listed)) - found.models.keys()
     named = {(name, version) for name, model in found.models.items() for version in model.versions}
     for row in session.scalars(sa.select(tables.Deployment)):
-        if (row.model, row.version) not in named:
+        if (row.model, row.version) not in named and row.model not in unread:
             row.configured, row.scaled, row.scaling = 0, None, {}
     routed = {name for name, model in found.models.items() if model.route.versions}
     for route in session.scalars(sa.select(tables.Route)):
-        if route.model not in routed:
+        if route.model not in routed | unread:
             session.delete(route)
     for name, model in found.models.items():
         _run_model(session, name, model, found, now_us)

@@ -10,6 +10,7 @@ from scheduler.contracts import errors, fleet, ids, spec_json, stored
 from scheduler.core import replicas, snapshot
 from scheduler.runtime.registry import database, journal, tables
 
+_KINDS, _STATES = frozenset(fleet.LeaseKind), frozenset(fleet.LeaseState)
 ENDED_KEPT = 1000  # ended leases whose stamps are still known; older jobs are long gone from Slurm
 
 
@@ -118,7 +119,7 @@ class Holdings:
         with self._base.write(epoch) as session:
             row = session.get(tables.Lease, lease.lease_id)
             if row is None:
-                row = tables.Lease(lease_id=lease.lease_id, revision=0)
+                row = tables.Lease(lease_id=lease.lease_id, revision=0, kind=lease.kind.value)
                 session.add(row)
             before = row.state
             _fill_lease(row, lease)
@@ -184,9 +185,10 @@ def _lease(row: tables.Lease) -> fleet.Lease:
     return fleet.Lease(
         lease_id=ids.LeaseId(row.lease_id),
         cluster=row.cluster,
-        kind=fleet.LeaseKind(row.kind),
+        # What only a newer release knows is protected, and is Slurm's to tell.
+        kind=fleet.LeaseKind(row.kind) if row.kind in _KINDS else fleet.LeaseKind.SERVE,
         team=row.team,
-        state=fleet.LeaseState(row.state),
+        state=fleet.LeaseState(row.state) if row.state in _STATES else fleet.LeaseState.UNKNOWN,
         gpus=row.gpus,
         gres_type=row.gres_type,
         hardware=stored.read(fleet.Hardware, row.hardware),
@@ -206,7 +208,6 @@ def _lease(row: tables.Lease) -> fleet.Lease:
 
 def _fill_lease(row: tables.Lease, lease: fleet.Lease) -> None:
     row.cluster = lease.cluster
-    row.kind = lease.kind.value
     row.team = lease.team
     row.state = lease.state.value
     row.gpus = lease.gpus
@@ -249,7 +250,8 @@ def _fill_slot(session: orm.Session, slot: snapshot.Slot) -> None:
 
 def _replica(row: tables.Replica, leases: dict[ids.LeaseId, fleet.Lease]) -> ReplicaRow:
     lease = leases.get(ids.LeaseId(row.lease_id))
-    what = spec_json.read(row.spec)
+    what = spec_json.of_others(row.spec, row.model, row.version, lease.gpus if lease else 1)
+    role = fleet.role_of_others(row.role)
     over = lease.spread(what.gpus) if lease else 1
     replica = fleet.Replica(
         replica_id=ids.ReplicaId(row.replica_id),
@@ -260,7 +262,7 @@ def _replica(row: tables.Replica, leases: dict[ids.LeaseId, fleet.Lease]) -> Rep
         node=lease.nodes[0] if lease and lease.nodes else "",
         spec=what,
         state=fleet.ReplicaState(row.state),
-        role=fleet.Role(row.role),
+        role=role,
         reason=row.reason,
         phases_s=row.phases,
         nodes=lease.nodes if lease and 1 < over == len(lease.nodes) else (),
@@ -268,7 +270,7 @@ def _replica(row: tables.Replica, leases: dict[ids.LeaseId, fleet.Lease]) -> Rep
     return ReplicaRow(
         replica,
         row.run,
-        fleet.Role(row.role),
+        role,
         row.drain_s,
         row.drain_asked,
         row.created_us,

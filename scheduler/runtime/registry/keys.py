@@ -17,6 +17,7 @@ from sqlalchemy import exc
 from scheduler.contracts import clock, errors, requests
 from scheduler.runtime.registry import database, tables
 
+_TIERS = frozenset(requests.Tier)
 PREFIX = "fbk"
 PATIENCE_S = 0.5  # a key that is known waits so long for the registry's newest word
 UNKNOWN_S = 5.0  # one that is not waits so long for any
@@ -245,7 +246,8 @@ def _key(row: tables.ApiKey) -> Key:
         key_id=row.key_id,
         team=row.team,
         user=row.user,
-        tiers=tuple(requests.Tier(tier) for tier in row.tiers),
+        # One that only a newer release knows has no door here.
+        tiers=tuple(requests.Tier(tier) for tier in row.tiers if tier in _TIERS),
         models=tuple(row.models),
         admin=row.admin,
         coordinator=row.coordinator,

@@ -1,10 +1,11 @@
 """Rollouts in the registry: the newest of each model. Their steps move the route by revisions."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from scheduler.contracts import errors, stored
 from scheduler.core import rollouts
@@ -12,6 +13,7 @@ from scheduler.runtime.models import document
 from scheduler.runtime.registry import database, declared, tables
 
 AUTHOR = "rollout"
+_STATES = frozenset(rollouts.State)
 
 
 class Rollouts:
@@ -21,17 +23,31 @@ class Rollouts:
         self._base = base
 
     def all(self, *, under_way: bool = False) -> tuple[rollouts.Rollout, ...]:
-        """Return each model's newest rollout, or only those that are not over."""
+        """Return each model's newest rollout, or only those that are not over.
+
+        One that only a newer release can read, or whose model only that can, is left out: it stays as it is.
+        """
         query = sa.select(tables.Rollout).order_by(tables.Rollout.model)
         if under_way:
             query = query.where(tables.Rollout.state != rollouts.State.OVER.value)
         with self._base.read() as session:
-            return tuple(_read(row.body) for row in session.scalars(query))
+            rows = [row for row in session.scalars(query) if row.body.get("state") in _STATES]
+            unread = _unread(session, [row.model for row in rows]) if under_way else frozenset()
+            return tuple(_read(row.body) for row in rows if row.model not in unread)
 
     def get(self, model: str) -> rollouts.Rollout | None:
-        """Return a model's newest rollout, None if it never had one."""
+        """Return a model's newest rollout, None if it never had one.
+
+        Raises:
+            errors.BadRequest: only a newer release can read it.
+        """
         with self._base.read() as session:
             row = session.get(tables.Rollout, model)
+            if row is not None and row.body.get("state") not in _STATES:
+                raise errors.BadRequest(
+                    f"{model}: its rollout is {row.body.get('state')!r}, which a newer release has begun: "
+                    "upgrade this gateway"
+                )
             return None if row is None else _read(row.body)
 
     def begin(self, rollout: rollouts.Rollout, now_us: int) -> None:
@@ -97,6 +113,15 @@ class Rollouts:
                 declared.change(session, entries, signed)
             declared.run(session, document.whole(entries), signed.now_us)
             return True
+
+
+def _unread(session: orm.Session, models: Sequence[str]) -> frozenset[str]:
+    """Return those of some models that only a newer release can read."""
+    if not models:
+        return frozenset()
+    rows = session.scalars(sa.select(tables.Declared).where(tables.Declared.model.in_(models)))
+    found = {(row.kind, row.model, row.name): row.body for row in rows}
+    return frozenset(model for _, model in document.unread(found))
 
 
 def _shares(weights: Mapping[str, int]) -> dict[str, int]:
