@@ -102,6 +102,10 @@ def decide(
                 deployment.scaling, signal, before, snap.now, settings
             )
     notes = [_stuck(each) for mine in counted.values() for each in mine if members.stuck(each)]
+    for deployment in snap.deployments:
+        if deployment.quarantined_until_us > snap.now_us:
+            there = len(counted.get(deployment.key, []))
+            needs[deployment.key] = _resting(deployment, needs[deployment.key], there, notes)
     fitting = _fit(snap, settings, needs, notes)
     lent, lent_at = _lent(snap, settings, counted, fitting)
     found = {
@@ -121,6 +125,19 @@ def decide(
         if deployment.scaling is not None
     }
     return Targets(found, memory_of, lent_at, tuple(notes))
+
+
+def _resting(
+    deployment: snapshot.Deployment, needed: autoscale.Need, there: int, notes: list[str]
+) -> autoscale.Need:
+    """Return what one in quarantine has: nothing of it starts, and nobody else's GPUs wait for it."""
+    reason = f"quarantined: {deployment.quarantine_reason}"
+    notes.append(f"{members.name(deployment)}: {reason}")
+    if there >= needed.replicas:
+        return needed
+    return dataclasses.replace(
+        needed, replicas=there, reason=f"{there} of {needed.replicas}, {reason}"
+    )
 
 
 def _stuck(known: snapshot.KnownReplica) -> str:
@@ -307,6 +324,9 @@ def _lent(
                 known for known in mine if kinds[known.replica.lease_id] is fleet.LeaseKind.BACKFILL
             ]
             extra = len(mine)
+        resting = deployment.quarantined_until_us > snap.now_us
+        if resting and not extra:
+            continue  # nothing of it could be started for batch either
         short = 0
         if 1 in settings.rungs and not swaps:
             short = _short(deployment, needs[key], _apart(counted.get(key, []), kinds))
@@ -322,7 +342,7 @@ def _lent(
                 current=extra,
                 floor=scaling.batch_floor,
                 minimum=scaling.batch_minimum,
-                maximum=scaling.batch_maximum,
+                maximum=extra if resting else scaling.batch_maximum,
                 young=min(extra, young),
                 short=short,
             )

@@ -249,6 +249,33 @@ def test_a_lease_that_has_just_come_for_batch_is_not_taken_for_what_can_not_star
     assert (start.lease_id, start.spec.model) == (empty.lease.lease_id, "judge")
 
 
+def test_the_gpus_of_what_is_in_quarantine_are_lent_until_it_may_start_again() -> None:
+    """They stood empty for as long as the quarantine lasted, and again for its own batch work."""
+    judge = dataclasses.replace(scaled("judge"), scaling=autoscale.Scaling(concurrency=8))
+    chat = dataclasses.replace(
+        scaled(floor=1), quarantined_until_us=2**60, quarantine_reason="no weights"
+    )
+    snap = picture([house(2, BACKFILL, "judge")], 0, gpus=8, backlogs=TWO_JOBS)
+    snap = dataclasses.replace(snap, deployments=(chat, judge))
+    made = plan.plan(snap, OPTIONS)
+    assert (made.wanted["chat", "v1"].total, made.wanted["judge", "v1"].lent) == (0, 2)
+    assert made.wanted["chat", "v1"].reason == "0 of 1, quarantined: no weights"
+    assert "chat v1: quarantined: no weights" in made.notes
+    assert names(made) == ["RequestLease"]
+    over = dataclasses.replace(chat, quarantined_until_us=0)
+    made = plan.plan(dataclasses.replace(snap, deployments=(over, judge)), OPTIONS)
+    assert (made.wanted["chat", "v1"].need, made.wanted["judge", "v1"].lent) == (1, 1)
+    # Batch gets no more of it than what is there.
+    resting = dataclasses.replace(judge, quarantined_until_us=2**60, quarantine_reason="no weights")
+    made = plan.plan(dataclasses.replace(snap, deployments=(chat, resting)), OPTIONS)
+    assert made.wanted["judge", "v1"].lent == 1
+    # One that serves still is kept, and counts.
+    there = dataclasses.replace(snap, leases=(*snap.leases, house(1, SERVE)[0]))
+    there = dataclasses.replace(there, replicas=(*snap.replicas, house(1, SERVE)[1]))
+    made = plan.plan(there, OPTIONS)
+    assert (made.wanted["chat", "v1"].need, made.wanted["judge", "v1"].lent) == (1, 1)
+
+
 def test_an_empty_backfill_lease_that_batch_does_not_need_is_taken_at_once() -> None:
     empty = house(2, BACKFILL)[0]
     leases = (house(1, SERVE)[0], dataclasses.replace(empty, slots=()))
