@@ -26,10 +26,10 @@ _HEAD = (
 
 # vLLM's words for fields of the wrong kind: every one, for each form that the field may have, with what
 # was sent. The first is named, as for those that are judged here.
-_FAULT = re.compile(
-    r"""\d+ validation errors?: \{'type': '[^']*', 'loc': '([^']*)', 'msg': (?:'([^']*)'|"([^"]*)")"""
-)
-_KIND = re.compile(r"[A-Z]\w*$")  # a form's name in the place of a fault
+_LISTED = re.compile(r"\d+ validation errors?: \{")
+_FAULT = re.compile(r"""\{'type': '[^']*', 'loc': '([^']*)', 'msg': (?:'([^']*)'|"([^"]*)")""")
+_FORM = re.compile(r"\.([A-Z]\w*|\w+\[.*\])(?=\.|$)")  # its name in the place of a fault
+_FORMS = 3  # of one field that are told
 _TRUNK = trunks.HEADER.encode() + b": %b\r\n"
 
 
@@ -277,6 +277,14 @@ def _code(raw: bytes) -> object:
     return None
 
 
+def _first(faults: list[tuple[str, str, str]]) -> tuple[str, str]:
+    """Return the first field that is wrong, and what each of its forms asks for."""
+    found = [(_FORM.sub("", place).removeprefix("body."), a or b) for place, a, b in faults]
+    name = found[0][0]
+    words = dict.fromkeys(said for place, said in found if place == name)
+    return name, "; or ".join(list(words)[:_FORMS])
+
+
 def engine_error(status: int, raw: bytes, missing: str = "") -> errors.ForebayError:
     """Turn an engine's own refusal into the error that the caller sees.
 
@@ -294,9 +302,9 @@ def engine_error(status: int, raw: bytes, missing: str = "") -> errors.ForebayEr
     if status == 404 and (not message or str(message).lower() == "not found"):
         message = f"{missing or 'not found'}: use another endpoint or another model"
     text = " ".join(str(message or f"the engine refused the request ({status})").split())
-    if (fault := _FAULT.match(text)) is not None:
-        param = ".".join(part for part in fault[1].split(".") if not _KIND.match(part))
-        text = f"{param.removeprefix('body.')}: {fault[2] or fault[3]}"
+    if _LISTED.match(text) and (faults := _FAULT.findall(text)):
+        param, words = _first(faults)
+        text = f"{param}: {words}"
     text = text[:MESSAGE_CHARS]
     name = str(param).removeprefix("body.")[:100] if param else None
     lowered = text.lower()

@@ -128,32 +128,37 @@ async def test_surrogate_pairs_are_text() -> None:
         assert fake.received[0].body["messages"] == messages
 
 
+FORMS = [
+    ("body.stop", "'Input should be a valid string'"),
+    ("body.stop.list[str]", "\"Lists should have at most '4'\""),
+]
+PARAMS = [("body.messages.0.ChatSystemParam.content", "'Field required'"), ("body.top_k", "'No'")]
+
+
 @pytest.mark.parametrize(
-    ("loc", "msg", "param"),
+    ("faults", "param", "words"),
     [
-        ("body.top_k", "'Input should be a valid integer'", "top_k"),
-        (
-            "body.messages.0.ChatSystemParam.content",
-            "\"Input should be 'a'\"",
-            "messages.0.content",
-        ),
+        (FORMS, "stop", "Input should be a valid string; or Lists should have at most '4'"),
+        (PARAMS, "messages.0.content", "Field required"),
     ],
 )
 async def test_of_an_engines_list_of_faults_the_first_is_named(
-    loc: str, msg: str, param: str
+    faults: list[tuple[str, str]], param: str, words: str
 ) -> None:
     """vLLM tells each fault for each form that the field may have, and what was sent."""
-    fault = f"{{'type': 'int_parsing', 'loc': '{loc}', 'msg': {msg}, 'input': 'secret'}}"
+    each = [
+        f"{{'type': 'a', 'loc': '{loc}', 'msg': {msg}, 'input': 'secret'}}" for loc, msg in faults
+    ]
 
     async def refuses(received: harness.Received, out: harness.Out) -> None:
-        message = f"2 validation errors: {fault} {fault}"
-        await out.json(400, {"error": {"message": message, "param": loc, "code": 400}})
+        message = f"2 validation errors: {' '.join(each)}"
+        await out.json(400, {"error": {"message": message, "param": faults[0][0], "code": 400}})
 
     async with harness.one_replica(refuses) as (served, _):
         response = await post(served, json=harness.chat_body())
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param)
-    assert error["message"] == f"{param}: {msg[1:-1]}"
+    assert error["message"] == f"{param}: {words}"
 
 
 async def test_a_surprise_has_openais_shape() -> None:
