@@ -2,6 +2,7 @@
 
 STEPS = 50  # an engine that stands still for so many of its own steps hangs
 KILL_AFTER = 2.0  # times as long as it takes to leave the routes
+FIRST = 4.0  # times as long for the first step of all: kernels may be compiled in it
 
 
 class Stillness:
@@ -9,10 +10,12 @@ class Stillness:
 
     Args:
         least_s: standing still for less is no fault.
+        counts: whether it counts its steps; where it does not, none is only what it says.
     """
 
-    def __init__(self, least_s: float) -> None:
+    def __init__(self, least_s: float, *, counts: bool = True) -> None:
         self._least_s = least_s
+        self._counts = counts
         self.reset()
 
     def reset(self) -> None:
@@ -21,9 +24,10 @@ class Stillness:
 
     def look(self, steps: int, running: int, step_ms: float, now: float) -> tuple[str, bool]:
         """Return what is wrong, or "", and whether it is to be killed for it."""
-        if steps != self._steps or running == 0 or steps == 0:
+        silent = steps == 0 and not self._counts
+        if steps != self._steps or running == 0 or silent:
             self._steps, self._since = steps, now
         still = now - self._since
-        patience = max(self._least_s, STEPS * step_ms / 1_000)
+        patience = max(self._least_s, STEPS * step_ms / 1_000) * (1.0 if steps else FIRST)
         wrong = f"engine has work and made no step for {still:.0f} s"
         return (wrong if still >= patience else ""), still >= KILL_AFTER * patience

@@ -24,7 +24,7 @@ class Vitals:
         self._unhealthy_s = options.unhealthy_s
         self._no_step_s = options.no_step_s
         self._external = external
-        self._still = stillness.Stillness(options.no_step_s)
+        self._still = stillness.Stillness(options.no_step_s, counts=not external)
         self._stats: Mapping[str, Any] | None = None
         self._work: Mapping[str, int] | None = None
         self._answered = 0.0

@@ -54,6 +54,47 @@ async def test_a_forked_replica_serves_gives_way_and_dies_with_its_agent(
         assert not list(processes.marked({processes.SLOT: f"{site.lease_id}.s0"}))
 
 
+async def test_an_engine_that_hangs_is_found_out_and_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's engine core is stopped in the middle of an answer: its web server goes on answering."""
+    engine_vllm.require(engine_vllm.NEWEST)
+    monkeypatch.setattr(lease_site, "PATIENCE_S", engine_vllm.READY_S + engine_vllm.START_S)
+    weights = engine_vllm.spec(tmp_path).weights
+    python = str(engine_vllm.python(engine_vllm.NEWEST))
+    async with lease_site.opened(
+        tmp_path, vllm_python=python, fork_server="on", no_step_s=4.0
+    ) as site:
+        wish = {"weights": weights, **engine_vllm.ARGUMENTS}
+        site.want(lease_site.desired(**wish))
+        replica = await site.serving()
+        await site.ask(replica, "q1")
+        stream = asyncio.create_task(site.ask(replica, "q2", tokens=2000))
+        await site.broker.until(lambda r: r.slots[0].replicas[0].stats.interactive == 1)
+        (core,) = [pid for pid in site.alive() if "EngineCore" in _title(pid)]
+        os.kill(core, signal.SIGSTOP)
+        began = time.monotonic()
+
+        report = await site.broker.until(lambda r: lease_site.state(r, "r-1") == "warm")
+        assert "engine has work and made no step for" in report.slots[0].replicas[0].reason
+        assert time.monotonic() - began >= 3.0, "as slow as a step may be"
+        report = await site.broker.until(lambda r: lease_site.state(r, "r-1") == "lost")
+        assert ": killed; log ends: " in report.slots[0].replicas[0].reason
+        assert frames.Kind.END not in {frame.kind for frame in await stream}, "no end is made up"
+        await site.until_dead(5.0, spare=frozenset(site.alive()) - {core})
+
+        site.want(lease_site.desired("r-2", **wish))  # in the same slot, on the same GPUs
+        assert len(_ids(await site.ask(await site.serving("r-2"), "q3"))) == 8
+
+
+def _title(pid: int) -> str:
+    """Return what a process calls itself; "" if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 async def _parked_and_woken(
     site: lease_site.Site, wish: dict[str, Any], alone: list[frames.Frame]
 ) -> None:

@@ -170,6 +170,48 @@ async def test_an_engine_with_slow_steps_is_given_fifty_of_them(tmp_path: Path) 
         await asyncio.wait({person})
 
 
+async def test_an_engine_that_never_makes_its_first_step_is_killed(tmp_path: Path) -> None:
+    """Ranks that wait for one another hang in the first one: it kept its GPUs and its callers for ever."""
+    time = clock.FakeClock()
+    async with (
+        keeping.play(tmp_path, time=time, no_step_s=30.0) as at,
+        keeping.listening(await at.starter.child) as inner,
+    ):
+        inner.steps = 0
+        report = await at.until(lambda r: r.state == "serving")
+        secret = private.read(Path(report.secret_file))
+        person = asyncio.create_task(keeping.ask(report.address, secret))
+        await at.until(lambda r: r.stats.interactive == 1)
+        await time.advance(119)
+        before = at.one.report().stats.at_us
+        assert (await at.until(lambda r: r.stats.at_us > before)).state == "serving"
+        await time.advance(2)
+        await at.until(lambda r: r.state == "warm")
+        await time.advance(120)
+        assert "made no step for 241 s: killed" in (await at.end()).reason
+        person.cancel()
+        await asyncio.wait({person})
+
+
+async def test_an_external_server_that_counts_no_steps_is_left_alone(tmp_path: Path) -> None:
+    time = clock.FakeClock()
+    async with (
+        keeping.play(tmp_path, time=time, no_step_s=30.0, kind=fleet.EngineKind.HTTP) as at,
+        keeping.listening(await at.starter.child) as inner,
+    ):
+        inner.steps = 0
+        report = await at.until(lambda r: r.state == "serving")
+        person = asyncio.create_task(
+            keeping.ask(report.address, private.read(Path(report.secret_file)))
+        )
+        await at.until(lambda r: r.stats.interactive == 1)
+        await time.advance(500)
+        before = at.one.report().stats.at_us
+        assert (await at.until(lambda r: r.stats.at_us > before)).state == "serving"
+        person.cancel()
+        await asyncio.wait({person})
+
+
 async def test_a_replica_that_does_not_answer_leaves_the_routes(tmp_path: Path) -> None:
     async with keeping.play(tmp_path, unhealthy_s=0.5) as at:
         child = await at.starter.child
