@@ -24,6 +24,26 @@ _INNER = (
     "gateway-admission",
     "gateway-worker",
 )  # started by `forebay gateway` with several workers
+_EXAMPLES = """\
+forebay up --config forebay.toml
+forebay up --demo-cluster
+forebay demo
+forebay config check --config forebay.toml
+forebay config example > forebay.toml
+forebay devcluster up --nodes 4
+forebay completion bash
+forebay plan large-site
+forebay simulate large-site --factor 0.02
+forebay sql 'SELECT team, sum(cost) / 1e6 FROM bill GROUP BY team'
+forebay broker --config /etc/forebay/forebay.toml
+forebay gateway --config /etc/forebay/forebay.toml --workers 4
+forebay batchd --config /etc/forebay/forebay.toml
+forebay gateway-admission --config /etc/forebay/forebay.toml
+forebay gateway-worker --config /etc/forebay/forebay.toml
+forebay agent --spec /var/lib/forebay/leases/l-0123456789ab/agent.json
+forebay slot --spec /var/lib/forebay/leases/l-0123456789ab/l-0123456789ab.s0.json
+forebay replica --spec /var/lib/forebay/leases/l-0123456789ab/r-0123456789ab.json
+"""
 _BODIES = {  # where each service's body is; loaded once it is asked for, with what it needs
     "broker": "forebay.broker_service:broker",
     "gateway": "forebay.doors:gateway",
@@ -82,7 +102,8 @@ def parser() -> command_line.Parser:
     kinds.add_parser("sql", help="query the recorded tables, or export them as Parquet")
     for name in (*_SERVICES, *_INNER):
         if name in _INNER:
-            service = kinds.add_parser(name)  # without help: not listed
+            text = "a part of `forebay gateway`, which starts it itself"
+            service = kinds.add_parser(name, description=text)  # without help: not listed
         else:
             service = kinds.add_parser(name, help=f"run the {name} alone")
         service.add_argument("--config", default="", metavar="FILE", help="forebay.toml")
@@ -97,7 +118,8 @@ def parser() -> command_line.Parser:
         service.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
     for name in IN_LEASES:
         inside = kinds.add_parser(name, help=f"run a lease's {name} (Forebay starts it itself)")
-        inside.add_argument("--spec", type=Path, required=True, metavar="FILE")
+        inside.add_argument("--spec", type=Path, required=True, metavar="FILE", help="its papers")
+    command_line.exemplify(made, _EXAMPLES)
     return made
 
 

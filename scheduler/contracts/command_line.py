@@ -60,6 +60,28 @@ class Parser(argparse.ArgumentParser):
         raise CommandError(f"{message}; see {self.prog} --help", self.usage_code)
 
 
+def exemplify(parser: argparse.ArgumentParser, examples: str) -> None:
+    """Give each command below a parser the examples that are of it, and its short help as its description.
+
+    Args:
+        parser: of the whole command; its own epilog stays.
+        examples: one a line, as it is typed. A command whose epilog has one of its own keeps that.
+    """
+    for action in parser._actions:  # argparse has no other way to what was added
+        if not isinstance(action, argparse._SubParsersAction):
+            continue
+        said = {each.dest: each.help for each in action._choices_actions}
+        for name, command in action.choices.items():
+            command.description = command.description or said.get(name)
+            exemplify(command, examples)
+            own = [
+                line for line in examples.splitlines() if f"{line} ".startswith(f"{command.prog} ")
+            ]
+            if own and f"\n  {command.prog}" not in f"\n{command.epilog or ''}":
+                listed = "\n".join(f"  {line}" for line in own)
+                command.epilog = "\n".join(filter(None, (command.epilog, f"examples:\n{listed}")))
+
+
 def run(prog: str, body: Any, *, err: TextIO | None = None) -> int:
     """Call ``body()`` and turn what it raises into an exit code and one line on stderr."""
     stream = sys.stderr if err is None else err

@@ -12,6 +12,7 @@ from urllib import parse
 from accounting import billing_commands
 from scheduler.contracts import command_line, ports, requests, times
 from scheduler.runtime import (
+    examples,
     fleet_commands,
     job_commands,
     lease_commands,
@@ -27,24 +28,15 @@ from scheduler.runtime import (
 
 Doctor = Callable[[TextIO, bool], int]
 """Prints to a stream what it found, as JSON or not, and returns the exit code."""
-_EXAMPLES = """examples:
+_EPILOG = """examples:
   fctl show leases              what Forebay holds in Slurm
   fctl explain chat             why the model's replicas are as they are
   fctl scale chat 3             keep three replicas warm
-  fctl update model=chat replicas=3 batch=hold
-  fctl hold 12,13_4             batch jobs; release, requeue and top likewise
-  fctl update job=12 priority=500 time=2-0
-  fctl key create --team physics --user ada --tiers interactive,batch --expires now+30days
-  fctl quota set team=physics tokens_per_day=20M
   fctl apply -f models.yaml --dry-run
-  fctl drain l-0123456789ab     move what is in a lease; a replica or nodes likewise
-  fctl resume n3                use a drained node again; for a model: end its quarantine
-  fctl preempt r-0123456789ab --dry-run
-  fctl hold batch               keep batch off everything; release lets it back
-  fctl cordon n[3-4] fan noise  keep off nodes; uncordon: use them again
-  fctl rate add output=1.50 from=2026-12-01 reason='list of December'
+  fctl drain n3 bad fan         move what is there; `resume` uses it again
+  fctl quota set team=physics tokens_per_day=20M
   fctl doctor                   what in this Slurm would slow reclaiming
-  fctl rebuild                  make accounting.duckdb again from the Parquet files
+Each command has examples of its own: fctl COMMAND --help.
 """
 
 
@@ -99,7 +91,7 @@ def fctl(
 @functools.cache
 def parser() -> command_line.Parser:
     """Return fctl's parser."""
-    made = command_line.Parser(prog="fctl", description="Control Forebay.", epilog=_EXAMPLES)
+    made = command_line.Parser(prog="fctl", description="Control Forebay.", epilog=_EPILOG)
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str, act: Callable[..., Any]) -> argparse.ArgumentParser:
@@ -135,6 +127,7 @@ def parser() -> command_line.Parser:
     lease_commands.add(commands)
     model_commands.add(commands)
     rollout_commands.add(commands)
+    command_line.exemplify(made, examples.FCTL)
     return made
 
 

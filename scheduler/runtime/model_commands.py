@@ -59,7 +59,9 @@ def _add_kind(commands: Any, kind: str, text: str) -> None:
     for verb, said in words.items():
         if kind == "route" and verb != "update":
             continue
-        made = verbs.add_parser(verb, help=said, epilog=f"example:\n  {_EXAMPLES[kind]}")
+        own = _EXAMPLES[kind].startswith(f"fctl {kind} {verb} ")
+        epilog = f"example:\n  {_EXAMPLES[kind]}" if own else None
+        made = verbs.add_parser(verb, help=said, epilog=epilog)
         _named(made, kind)
         if verb != "rm":
             made.add_argument("pairs", nargs="*" if verb == "add" else "+", metavar="K=V")

@@ -1,6 +1,7 @@
 """fctl quota (also fctl budget): limits in sacctmgr's manners, K=V and -1 to clear."""
 
 import decimal
+import textwrap
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -18,7 +19,7 @@ _EPILOG = f"""examples:
   fctl quota set team=physics 'user=*' tokens_per_day=1M     each user without one of their own
   fctl quota show team=physics
   fctl quota rm team=physics tokens_per_day                   the same: set … tokens_per_day=-1
-kinds: {", ".join(limits.Kind)}
+{textwrap.fill(f"kinds: {', '.join(limits.Kind)}", 100)}
 Days and months are UTC. Amounts take k, M, G, T; costs are in the site's currency."""
 
 

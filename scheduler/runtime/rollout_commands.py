@@ -14,7 +14,8 @@ _EPILOG = """examples:
   fctl rollout chat v2 --steps 1,5,25,50,100 --hold 10m
   fctl rollout chat v2 --percent 5          stays there; again with more to go on
   fctl rollout                              how rollouts fare
-  fctl rollout chat v2 --steps 5,100 --gate, then: fctl gate chat pass|fail --reason "0.81 of 0.80"
+  fctl rollout chat v2 --steps 5,100 --gate
+  fctl gate chat pass --reason "0.81 of 0.80"
   fctl rollback chat"""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LOOK_S = 1.0
