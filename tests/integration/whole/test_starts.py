@@ -54,4 +54,8 @@ def test_three_failed_starts_lead_to_quarantine_with_the_logs_last_lines(
     for each in tries:
         assert "log ends" in each["reason"], each
         assert FAULT in each["reason"], each
+        told = laptop.command(
+            "fctl", "show", "replica", each["replica_id"], key=laptop.admin_key
+        ).out
+        assert any("reason=" in line and FAULT in line for line in told.splitlines()), told
     load.over(at_once=True)

@@ -171,15 +171,21 @@ def test_the_command_prints_figures_and_json(tmp_path: Path) -> None:
     assert "TTFT p50/p95/p99" in out.getvalue()
     assert (tmp_path / "day.png").stat().st_size > 1000
     out = io.StringIO()
-    assert commands.simulate_main([*argv, "--json"], out=out, err=err) == 0
-    full = json.loads(out.getvalue())["policies"]["full"]
-    assert {
-        "utilisation",
-        "ttft_ms",
-        "tpot_ms_p99",
-        "tokens_per_s_p5",
-        "waste_gpu_s",
-    } <= full.keys()
+    names = ",".join(policies.POLICIES)
+    assert set(policies.POLICIES) == {
+        "static", "slurm_preemption", "no_forecast", "lease_only", "full",
+    }  # fmt: skip
+    argv += ["--policy", names, "--json"]
+    assert commands.simulate_main(argv, out=out, err=err) == 0
+    told = json.loads(out.getvalue())["policies"]
+    assert told.keys() == set(names.split(","))
+    for one in told.values():
+        assert {
+            "utilisation", "ttft_ms", "tpot_ms_p99", "tokens_per_s_p5", "availability_min",
+            "batch_deadlines_met", "tokens_per_gpu_hour", "waste_gpu_s",
+        } <= one.keys()  # fmt: skip
+        assert one["ttft_ms"].keys() == {"p50", "p95", "p99"}
+        assert {"cold_start", "idle", "drain", "recompute", "not_held"} == one["waste_gpu_s"].keys()
     assert commands.simulate_main(["azure-code", "--policy", "magic"], out=out, err=err) == 1
     assert "no such policy" in err.getvalue()
 
