@@ -5,7 +5,16 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 
-from gateway import apart, bodies, dependencies, metrics, replica, requestpath, waiting
+from gateway import (
+    apart,
+    bodies,
+    dependencies,
+    measuring,
+    metrics,
+    replica,
+    requestpath,
+    waiting,
+)
 from gateway.admission import rooms
 
 
@@ -28,9 +37,10 @@ async def running(deps: dependencies.Dependencies) -> AsyncIterator[Gateway]:
     for collector in deps.collectors:
         numbers.registry.register(collector)
     async with replica.Client(deps.settings) as client, rooms.joined(deps) as admission:
-        path = requestpath.RequestPath(deps, admission.room, client, numbers)
         room = bodies.Bodies(deps.settings.bodies_limit)
         large = apart.Apart()
+        measure = measuring.Measuring(large, deps.settings.prefix_chunk_bytes)
+        path = requestpath.RequestPath(deps, admission.room, client, numbers, measure)
         gateway = Gateway(deps, admission.room, path, numbers, room, large)
         runs = [*(run() for run in admission.runs), path.run(), client.watch(deps.fleet)]
         if admission.own is not None:

@@ -129,7 +129,8 @@ class Inference(forebay_pb2_grpc.InferenceServicer):
                 traceparent=tracing.parent(metadata.get("traceparent")),
             )
             source = resolve.Source(endpoint, body, caller, wanted, arrived_us)
-            return resolve.request(source, self._gateway.room.view(), request_id)
+            made = resolve.request(source, self._gateway.room.view(), request_id)
+            return dataclasses.replace(made, size=size)
         except Exception as error:
             known = error_map.known(error)
             self._gateway.path.turned_away(known, request_id, name)

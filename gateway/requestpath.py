@@ -13,10 +13,10 @@ from typing import Any
 
 from gateway import (
     access_log,
-    asks,
     dependencies,
     dispatch,
     emitted,
+    measuring,
     metrics,
     recording,
     replica,
@@ -71,8 +71,10 @@ class RequestPath:
         room: waiting.Room,
         client: replica.Client,
         numbers: metrics.Metrics,
+        measure: measuring.Measuring,
     ) -> None:
         self._settings = deps.settings
+        self._measure = measure
         self._clock = deps.clock
         self._fleet = deps.fleet
         self._room = room
@@ -219,9 +221,7 @@ class RequestPath:
         sent = emitted.Emitted(begun)
         try:
             route = self._room.view().routes.get(request.model)
-            several = route is not None and len(route.weights) > 1
-            chunk_bytes = self._settings.prefix_chunk_bytes
-            asking = asks.of(request, chunk_bytes, several=several)
+            asking = await self._measure.asking(request, route)
             copy = self._shadows.of(request, route, asking)
             waiter = self._room.enter(asking)
         except errors.ForebayError as error:

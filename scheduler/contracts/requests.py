@@ -125,6 +125,7 @@ class InferenceRequest:
         batch: the batch line that this request is, if it is one.
         traceparent: the caller's W3C trace, or None.
         raw: the bytes that ``body`` was parsed from, b"" where it was made here.
+        size: bytes of the message that it came in, where that was another than ``raw``.
     """
 
     request_id: ids.RequestId
@@ -143,3 +144,4 @@ class InferenceRequest:
     batch: BatchRef | None = None
     traceparent: str | None = None
     raw: bytes = b""
+    size: int = 0

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway import apart, checks
+from gateway import apart, asks, checks
 from scheduler.contracts import errors, requests
 from scheduler.contracts.v1 import forebay_pb2
 from tests.unit.gateway import harness
@@ -19,18 +19,28 @@ CHAT = "/v1/chat/completions"
 TEXT = "x" * (apart.LARGE + 1)
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Until it is set, no large body is found to be good."""
+@pytest.fixture(params=["judged", "measured"])
+def held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Until it is set, no large body is found to be good, or it is not known what one asks for."""
     go = threading.Event()
-    really = checks.check
+    check, of = checks.check, asks.of
 
-    def slow(endpoint: requests.Endpoint, body: Any, more: Any = ()) -> None:
+    def wait(body: Any) -> None:
         if len(body["messages"][0]["content"]) > apart.LARGE:
             assert go.wait(20)
-        really(endpoint, body, more)
 
-    monkeypatch.setattr(checks, "check", slow)
+    def slow(endpoint: requests.Endpoint, body: Any, more: Any = ()) -> None:
+        wait(body)
+        check(endpoint, body, more)
+
+    def slowly(asked: requests.InferenceRequest, *how: Any, **more: Any) -> asks.Asking:
+        wait(asked.body)
+        return of(asked, *how, **more)
+
+    if request.param == "judged":
+        monkeypatch.setattr(checks, "check", slow)
+    else:
+        monkeypatch.setattr(asks, "of", slowly)
     return go
 
 
