@@ -42,8 +42,9 @@ def test_demand_of_versions_and_adapters_comes_as_it_was_sent() -> None:
         {"batch": 2},
         1.5,
         (20.0,),
-        7,
-        {"law": observed.AdapterDemand(1, 0.5, 4, 2)},
-        {"long": observed.VersionDemand(2, 1, 0.25, 5)},
+        arrived=7,
+        arrived_standard=2,
+        adapters={"law": observed.AdapterDemand(1, 0.5, 4, 2)},
+        versions={"long": observed.VersionDemand(2, 1, 0.25, 5)},
     )
     assert wire_told.demand_from_pb(wire_told.demand_to_pb(demand)) == demand
