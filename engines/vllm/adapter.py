@@ -92,6 +92,9 @@ class TappedLLM(async_llm.AsyncLLM):  # type: ignore[misc]  # vLLM is untyped he
         if begun is not None:
             call.min_tokens = params.min_tokens
             prompt, params = resumed.engine_input(prompt, params, begun)
+        if call.told_seldom:  # vLLM's own option: the first and the last token never wait
+            params = params.clone()
+            params.stream_interval = calls.TOGETHER
         # An answer that is not streamed comes in one piece; it is gathered here instead, so that its
         # tokens are counted as they are sampled and a preempted one can be resumed.
         whole, first = None, True

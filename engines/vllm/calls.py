@@ -16,6 +16,7 @@ from engines.replica import engine
 from engines.vllm import ledger
 from scheduler.contracts import requests, resume
 
+TOGETHER = 16  # tokens of a batch sequence told at once: nobody reads along, and each telling costs as much
 _ROLE_CHUNK = b'"role":"'  # in a text this would be escaped
 _INDEX = re.compile(rb'"choices":\[\{"index":(\d+)')
 _RESPONSES = requests.Endpoint.RESPONSES.value
@@ -57,8 +58,13 @@ class Call:
                 book = self._ledgers[choice] = ledger.Ledger(self._new_speller())
             token_ids = list(part.token_ids)
             tap.sampled(len(token_ids))
-            if part.finish_reason not in _BROKEN:  # the text of such an end is never sent
+            if part.finish_reason not in _BROKEN:
                 book.add(token_ids, part.text, finished=part.finish_reason is not None)
+            elif part.finish_reason == "abort":
+                # The text of such an end is never sent; whoever goes on with the answer has its ids.
+                book.add(token_ids, "")
+                if not choice:
+                    tap.ahead = book.ahead
             if part.finish_reason is not None:
                 tap.finished(choice, part.finish_reason)
 
@@ -91,6 +97,11 @@ class Call:
     def priority(self) -> int:
         """The tier's band, which is vLLM's way round too: lower goes first."""
         return self._tap.band
+
+    @property
+    def told_seldom(self) -> bool:
+        """Whether its tokens may be told several at once."""
+        return self._tap.band >= requests.Tier.BATCH.band
 
     @property
     def several(self) -> bool:

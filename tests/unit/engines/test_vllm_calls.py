@@ -8,6 +8,7 @@ from starlette import types
 
 from engines.replica import engine
 from engines.vllm import calls
+from scheduler.contracts import requests
 
 RID = "0190a1b2-0000-7000-8000-000000000001.1"
 
@@ -230,3 +231,24 @@ async def test_a_request_at_fault_is_told_from_a_fault_of_the_engine(
     with pytest.raises(kind) as raised:
         await run(Broken([]), calls.Calls(taps), tap)
     assert str(raised.value) == ("token_id(s) [-1]" if blames else "response already started")
+
+
+def test_an_abort_hands_on_the_ids_that_were_not_told_yet(taps: engine.Taps) -> None:
+    """Of a batch sequence vLLM tells several tokens at once; the rest comes with its abort, as ids alone."""
+    tap = taps.open(RID)
+    running = calls.Calls(taps)
+    call = begin(running, f"cmpl-{RID}-0")
+    call.note(Output([Part(0, [7], "a")], [5, 6], 0))
+    call.release()
+    call.note(Output([Part(0, [8, 9], "bc", "abort")], finished=True))
+
+    assert (tap.take(), list(tap.ahead)) == ({0: (7,)}, [8, 9])
+    assert tap.output_tokens == 3
+
+
+def test_only_a_batch_sequence_is_told_seldom(taps: engine.Taps) -> None:
+    running = calls.Calls(taps)
+    for number, tier in enumerate(requests.Tier):
+        rid = f"{RID}{number}"
+        taps.open(rid).band = tier.band
+        assert begin(running, f"cmpl-{rid}-0").told_seldom is (tier is requests.Tier.BATCH)
