@@ -1,16 +1,11 @@
 """Killed anywhere, rows out = rows acknowledged, exactly once; readers never see a row twice."""
 
-import contextlib
 import os
 import random
-import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -20,60 +15,18 @@ from accounting import (
     books,
     compact,
     manifest,
-    rolling,
-    rollup,
     schema,
     ship,
     spool,
     tokens,
 )
 from scheduler.contracts import clock
+from tests.integration import accounting_killed as killed
 from tests.integration import accounting_victims
 from tests.unit.accounting import samples
 
-ROOT = Path(__file__).parents[2]
 SEEDS = range(20)
 LONG_SEEDS = range(20, 520)
-
-
-@contextlib.contextmanager
-def victim(*argv: str) -> Iterator[subprocess.Popen[bytes]]:
-    module, *words = (
-        ("accounting_writer", *argv[1:]) if argv[0] == "write" else ("accounting_victims", *argv)
-    )
-    command = [sys.executable, "-m", f"tests.integration.{module}", *words]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def closed(state: Path) -> list[tuple[str, str, int]]:
-    with books.Books(state).reading() as reading:
-        assert reading.problems == ()
-        rows = reading.query("SELECT request_id, outcome, output_tokens FROM usage")
-    return [(row["request_id"], row["outcome"], row["output_tokens"]) for row in rows]
-
-
-PAGE_BYTES = 4096
-ZERO_BYTES = 16  # no row has so many in a row
-TORN = re.compile(r"\S+\.seg: (\d+) bytes from offset (\d+) are torn or damaged; \d+ rows are kept")
-
-
-def shipped_whole(state: Path) -> None:
-    """Ship what killed writers left: nothing stays behind, and no segment is found damaged.
-
-    A kill within a write leaves the pages that the kernel had copied by then. That half of a row, which
-    nobody was told of, is named; it ends where a page does (but for zeros, as the rest of the file has).
-    """
-    for line in ship.ship(state, clock.SystemClock()).problems:
-        torn = TORN.fullmatch(line)
-        assert torn is not None, line
-        count, offset = map(int, torn.groups())
-        border = -(-(offset + count) // PAGE_BYTES) * PAGE_BYTES
-        assert offset < border < offset + count + ZERO_BYTES, line
-    assert ship.segments(state) == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -91,16 +44,16 @@ def writer_killed(seed: int, tmp_path: Path) -> None:
     """Kill a writer under load and count what comes out of every stage after it."""
     chance = random.Random(seed)
     wanted = chance.randrange(1, 700)
-    with victim("write", str(tmp_path)) as process:
+    with killed.victim("write", str(tmp_path)) as process:
         assert process.stdout is not None
         acknowledged = [process.stdout.readline() for _ in range(wanted)]
         process.send_signal(signal.SIGKILL)
         acknowledged += process.stdout.readlines()  # printed before it died
     numbers = {int(line) for line in acknowledged if line.endswith(b"\n")}
     assert len(numbers) >= wanted
-    before = sorted(closed(tmp_path))
-    shipped_whole(tmp_path)
-    after = sorted(closed(tmp_path))
+    before = sorted(killed.closed(tmp_path))
+    killed.shipped_whole(tmp_path)
+    after = sorted(killed.closed(tmp_path))
     # What the dead writer left open ends when its segment is taken over, or else at compaction.
     given_up = sorted((n, "error" if end == "open" else end, t) for n, end, t in before)
     assert sorted((n, "error" if end == "open" else end, t) for n, end, t in after) == given_up
@@ -110,20 +63,8 @@ def writer_killed(seed: int, tmp_path: Path) -> None:
     kept = {(name, outcome, tokens) for name, outcome, tokens in after}
     assert {(f"q{number}", "ok", number) for number in numbers} <= kept
     compact.compact(tmp_path, accounting_victims.LATER)
-    assert sorted(closed(tmp_path)) == given_up
-    assert rolled_up(tmp_path) == len(after)
-
-
-def rolled_up(state: Path) -> int:
-    """Bring the rollups up to date and return how many attempts they hold, at each level the same."""
-    assert rolling.roll(books.Books(state), accounting_victims.LATER).problems == ()
-    with rollup.opened(rollup.path_of(state)) as session:
-        counts = [
-            session.execute(f"SELECT sum(attempts) FROM usage_{level}").fetchall()[0][0]
-            for level in ("hours", "days")
-        ]
-    assert counts[0] == counts[1]
-    return int(counts[0])
+    assert sorted(killed.closed(tmp_path)) == given_up
+    assert killed.rolled_up(tmp_path) == len(after)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -143,8 +84,8 @@ def everybody_killed(seed: int, tmp_path: Path) -> None:
     attempts: set[str] = set()
     for life in range(3):
         with (
-            victim("write", str(tmp_path), f"w{life}-") as writer,
-            victim("keep", str(tmp_path)) as keeper,
+            killed.victim("write", str(tmp_path), f"w{life}-") as writer,
+            killed.victim("keep", str(tmp_path)) as keeper,
         ):
             assert writer.stdout is not None
             lines = [writer.stdout.readline() for _ in range(chance.randrange(200, 1500))]
@@ -155,15 +96,15 @@ def everybody_killed(seed: int, tmp_path: Path) -> None:
             second.send_signal(signal.SIGKILL)
             lines += writer.stdout.readlines()
         attempts |= {line.decode().strip() for line in lines if line.endswith(b"\n")}
-    shipped_whole(tmp_path)
-    found = closed(tmp_path)
+    killed.shipped_whole(tmp_path)
+    found = killed.closed(tmp_path)
     assert set(Counter(name for name, _, _ in found).values()) == {1}
     assert {f"q{name}" for name in attempts} <= {
         name for name, outcome, _ in found if outcome == "ok"
     }
     compact.compact(tmp_path, accounting_victims.LATER)
-    assert len(closed(tmp_path)) == len(found)
-    assert rolled_up(tmp_path) == len(found)
+    assert len(killed.closed(tmp_path)) == len(found)
+    assert killed.rolled_up(tmp_path) == len(found)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -172,7 +113,7 @@ def test_a_frozen_writer_that_was_thought_dead_wakes_and_loses_nothing(
 ) -> None:
     chance = random.Random(seed)
     acknowledged: list[bytes] = []
-    with victim("write", str(tmp_path)) as process:
+    with killed.victim("write", str(tmp_path)) as process:
         assert process.stdout is not None
         for _ in range(3):
             acknowledged += [process.stdout.readline() for _ in range(chance.randrange(1, 150))]
@@ -189,7 +130,7 @@ def test_a_frozen_writer_that_was_thought_dead_wakes_and_loses_nothing(
         acknowledged += process.stdout.readlines()
     numbers = {int(line) for line in acknowledged if line.endswith(b"\n")}
     for _ in range(2):
-        after = closed(tmp_path)
+        after = killed.closed(tmp_path)
         assert set(Counter(name for name, _, _ in after).values()) == {1}
         assert {(f"q{number}", "ok", number) for number in numbers} <= set(after)
         ship.ship(tmp_path, clock.SystemClock())
@@ -217,7 +158,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], 
     names = a_spool(state)
     trial = tmp_path_factory.mktemp("trial") / "state"
     shutil.copytree(state, trial)
-    with victim("steps", str(trial)) as process:
+    with killed.victim("steps", str(trial)) as process:
         assert process.stdout is not None
         steps = int(process.stdout.read())
     return state, names, steps
@@ -231,11 +172,11 @@ def test_a_shipper_killed_at_any_step_leaves_every_row_once(
     assert steps >= 20
     state = tmp_path / "state"
     shutil.copytree(source, state)
-    with victim("ship", str(state), str(part * steps // 20)) as process:
+    with killed.victim("ship", str(state), str(part * steps // 20)) as process:
         assert process.wait(60) == -signal.SIGKILL
-    assert Counter(name for name, _, _ in closed(state)) == Counter(names)
+    assert Counter(name for name, _, _ in killed.closed(state)) == Counter(names)
     ship.ship(state, clock.SystemClock())
-    assert Counter(name for name, _, _ in closed(state)) == Counter(names)
+    assert Counter(name for name, _, _ in killed.closed(state)) == Counter(names)
     assert ship.segments(state) == []
     current = manifest.load(state / "parquet")
     assert current is not None
@@ -262,7 +203,7 @@ def steps(
     """How many steps a compaction and a rollup of `shipped` have."""
     trial = tmp_path_factory.mktemp("trial")
     found = {
-        what: steps_of(what, shutil.copytree(shipped[0], trial / what))
+        what: killed.steps_of(what, shutil.copytree(shipped[0], trial / what))
         for what in ("compact", "roll")
     }
     assert min(found.values()) > 20
@@ -275,12 +216,12 @@ def test_a_compaction_killed_at_any_step_leaves_every_row_once(
 ) -> None:
     source, names = shipped
     state = shutil.copytree(source, tmp_path / "state")
-    with victim("compact", str(state), str(part * steps["compact"] // 6 + 1)) as process:
+    with killed.victim("compact", str(state), str(part * steps["compact"] // 6 + 1)) as process:
         assert process.wait(60) == -signal.SIGKILL
-    assert Counter(name for name, _, _ in closed(state)) == Counter(names)
+    assert Counter(name for name, _, _ in killed.closed(state)) == Counter(names)
     compact.compact(state, accounting_victims.LATER)
-    assert Counter(name for name, _, _ in closed(state)) == Counter(names)
-    assert rolled_up(state) == len(names)
+    assert Counter(name for name, _, _ in killed.closed(state)) == Counter(names)
+    assert killed.rolled_up(state) == len(names)
 
 
 @pytest.mark.parametrize("part", range(6))
@@ -290,17 +231,10 @@ def test_a_leader_killed_in_a_rollup_leaves_its_effect_once_s8(
     """S8: whoever leads next does the period again, and it counts once."""
     source, names = shipped
     state = shutil.copytree(source, tmp_path / "state")
-    with victim("roll", str(state), str(part * steps["roll"] // 6 + 1)) as process:
+    with killed.victim("roll", str(state), str(part * steps["roll"] // 6 + 1)) as process:
         assert process.wait(60) == -signal.SIGKILL
     for _ in range(2):
-        assert rolled_up(state) == len(names)
-
-
-def steps_of(what: str, state: Path) -> int:
-    """Run a pass to its end and return how many steps it has."""
-    with victim(what, str(state), "-1") as process:
-        assert process.stdout is not None
-        return int(process.stdout.read())
+        assert killed.rolled_up(state) == len(names)
 
 
 AHEAD = pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import pytest
 from accounting import books, compact, decoding, manifest, rolling, rollup, ship, spool
 from scheduler.contracts import clock, errors
 from tests import services
+from tests.integration import accounting_killed as killed
 from tests.integration import accounting_victims
-from tests.integration.test_accounting_crash import closed, rolled_up, victim
 from tests.unit.accounting import samples
 
 HOUR_US = 3_600_000_000
@@ -57,7 +57,7 @@ def spooled(state: Path, first: int, number: int, time: clock.Clock) -> None:
 
 
 def names(state: Path) -> Counter[str]:
-    return Counter(name for name, _, _ in closed(state))
+    return Counter(name for name, _, _ in killed.closed(state))
 
 
 async def test_a_really_full_disk_refuses_early_and_loses_nothing(
@@ -104,7 +104,7 @@ def test_a_disk_that_is_full_while_rows_are_shipped_merged_and_summed_loses_noth
         one_stage(stage, small_disk)
         assert names(small_disk) == want
     assert manifest.load(small_disk / "parquet") != before
-    assert rolled_up(small_disk) == 600
+    assert killed.rolled_up(small_disk) == 600
     assert ship.segments(small_disk) == []
 
 
@@ -183,7 +183,8 @@ def test_many_writers_of_one_folder_beside_the_shipper_lose_nothing(tmp_path: Pa
     try:
         with contextlib.ExitStack() as stack:
             writers = [
-                stack.enter_context(victim("write", str(tmp_path), f"w{n}-")) for n in range(4)
+                stack.enter_context(killed.victim("write", str(tmp_path), f"w{n}-"))
+                for n in range(4)
             ]
             for process in writers:
                 assert process.stdout is not None
