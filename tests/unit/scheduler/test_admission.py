@@ -336,7 +336,34 @@ def test_drain_rate_counts_only_while_somebody_waits() -> None:
         rate.departed(second / 2, others_wait=True)
     assert rate.per_s(2.0) == 2.0
     assert rate.per_s(4.0) == 1.0  # it has stalled since
-    assert rate.per_s(11.1) is None  # too old to believe
+    assert rate.per_s(15.5) == 0.2  # the last three
+    rate.departed(16.0, others_wait=False)
+    assert rate.per_s(16.0) is None  # that crowd is gone
+
+
+def test_a_band_of_long_answers_has_a_drain_rate_too() -> None:
+    """One departure in 40 s is none in most windows, and its callers were told to ask each second."""
+    rate = drain.DrainRate()
+    rate.departed(0.0, others_wait=True)
+    assert rate.per_s(39.0) is None
+    for second in (40.0, 80.0):
+        rate.departed(second, others_wait=True)
+        assert rate.per_s(second) == pytest.approx(1 / 40)
+    assert drain.retry_after_s(1, rate.per_s(80.0)) == pytest.approx(40.0)
+    assert rate.per_s(240.0) == pytest.approx(3 / 240)  # it has stalled since
+    assert rate.per_s(700.0) is None  # too old to believe
+
+
+def test_a_few_departures_at_once_are_no_rate() -> None:
+    rate = drain.DrainRate()
+    for second in (0.0, 0.1, 0.1):
+        rate.departed(second, others_wait=True)
+    assert rate.per_s(0.1) is None
+    for _ in range(20):  # many are one at once
+        rate.departed(1.0, others_wait=True)
+    assert rate.per_s(1.0) == pytest.approx(22.0)
+    rate.departed(30.0, others_wait=True)
+    assert rate.per_s(30.0) == pytest.approx(4 / 29)  # of a window's many the last few are left
 
 
 @pytest.mark.parametrize(
