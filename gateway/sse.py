@@ -36,14 +36,21 @@ class Piece:
 
 
 def read(payload: bytes) -> Piece:
-    """Read whole OpenAI chunk events, of chat or of completions, with one choice."""
+    """Read whole OpenAI chunk events, of chat or of completions, with one choice.
+
+    Raises:
+        errors.EngineFailed: they are none; nothing of them is left out in silence.
+    """
     text, reason = "", None
-    for value in _events(payload):
-        for choice in value.get("choices") or ():
-            delta = choice.get("delta")
-            piece = delta.get("content") if isinstance(delta, dict) else choice.get("text")
-            text += piece or ""
-            reason = choice.get("finish_reason") or reason
+    try:
+        for value in _events(payload):
+            for choice in value.get("choices") or ():
+                delta = choice.get("delta")
+                piece = delta.get("content") if isinstance(delta, dict) else choice.get("text")
+                text += piece or ""
+                reason = choice.get("finish_reason") or reason
+    except (ValueError, TypeError, AttributeError) as fault:
+        raise errors.EngineFailed(f"the engine's answer is no stream of chunks: {fault}") from fault
     return Piece(text, reason)
 
 
