@@ -67,9 +67,10 @@ def unplaced(
     found: Iterable[Gap],
     available: list[placement.Room],
 ) -> tuple[int, frozenset[ids.LeaseId]]:
-    """Return the GPUs that interactive replicas lack room for, and the empty leases that batch's will use.
+    """Return the GPUs that interactive replicas lack, and the empty leases that batch's will use.
 
-    What is in quarantine, or pauses after a failure, starts nowhere: nobody has to leave for it.
+    A lease that waits in Slurm's queue is room that has no GPUs yet. What is in quarantine, or pauses after a
+    failure, starts nowhere: nobody has to leave for it.
 
     Args:
         snap: the picture.
@@ -80,6 +81,11 @@ def unplaced(
     lacking = 0
     spoken: set[ids.LeaseId] = set()
     teams = owners(snap, settings)
+    waiting = {
+        held.lease.lease_id
+        for held in snap.leases
+        if held.lease.state in {fleet.LeaseState.REQUESTED, fleet.LeaseState.PENDING}
+    }
     for gap in found:
         deployment = gap.deployment
         failures = snap.failures.get(deployment.key)
@@ -87,13 +93,14 @@ def unplaced(
         if paused or deployment.quarantined_until_us > snap.now_us:
             continue
         rooms = open_to(gap, available, settings, teams)
-        for done in range(gap.missing):
+        lacks = gap.missing
+        for _ in range(gap.missing):
             place = placement.find(rooms, deployment.spec, new_slots=True, key=deployment.key)
             if place is None:
-                if gap.kind is fleet.LeaseKind.SERVE and deployment.scaling is not None:
-                    left = gap.missing - done
-                    lacking += members.gpus(deployment.spec, settings.node_gpus, left)
                 break
+            lacks -= place.room.lease_id not in waiting
             if gap.kind is fleet.LeaseKind.BACKFILL and place.room.lease_id is not None:
                 spoken.add(place.room.lease_id)
+        if gap.kind is fleet.LeaseKind.SERVE and deployment.scaling is not None:
+            lacking += members.gpus(deployment.spec, settings.node_gpus, lacks)
     return lacking, frozenset(spoken)
