@@ -5,7 +5,7 @@ import dataclasses
 import re
 import urllib.parse
 from types import TracebackType
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from batch_jobs import jsontext, lines, model, partial, verdicts, wire
 from scheduler.contracts import frames, requests
@@ -35,6 +35,21 @@ class Work:
         return cls(slim, payload)
 
 
+class Told(NamedTuple):
+    """What the gateway is told of a line's earlier tries.
+
+    Attributes:
+        preempted: how often it gave its seat back.
+        lost: how many replicas were lost with it, and perhaps by it.
+    """
+
+    preempted: int = 0
+    lost: int = 0
+
+
+FIRST = Told()
+
+
 class Sender(Protocol):
     """What the runner needs of the gateway."""
 
@@ -44,7 +59,7 @@ class Sender(Protocol):
         work: Work,
         begun: partial.Partial | None,
         heard: wire.Heard,
-        preempted: int = 0,
+        told: Told = FIRST,
     ) -> verdicts.Answer:
         """Send a line for its job's team and user; whatever goes wrong is in the answer.
 
@@ -53,7 +68,7 @@ class Sender(Protocol):
             work: the line.
             begun: the beginning of its answer, if an earlier try has come so far.
             heard: called with the ids of this try as they come.
-            preempted: how often the line gave its seat back before.
+            told: what became of its earlier tries.
         """
         ...
 
@@ -94,7 +109,7 @@ class HttpSender:
         work: Work,
         begun: partial.Partial | None,
         heard: wire.Heard,
-        preempted: int = 0,
+        told: Told = FIRST,
     ) -> verdicts.Answer:
         """Send a line; see `Sender.send`."""
         payload, more = work.payload, ""
@@ -102,8 +117,10 @@ class HttpSender:
             payload = begun.into(payload)
             if begun.version:
                 more = f"X-Forebay-Version: {_quoted(begun.version)}\r\n"
-        if preempted:
-            more += f"X-Forebay-Preempted: {preempted}\r\n"
+        if told.preempted:
+            more += f"X-Forebay-Preempted: {told.preempted}\r\n"
+        if told.lost:
+            more += f"X-Forebay-Lost: {told.lost}\r\n"
         custom_id = work.line.custom_id
         if not _PLAIN(custom_id):
             custom_id = urllib.parse.quote(custom_id, safe="")

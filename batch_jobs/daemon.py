@@ -309,7 +309,7 @@ class Daemon:
                 work,
                 run.begun(work),
                 functools.partial(run.heard, work),
-                run.preempted(work),
+                run.told(work),
             )
         finally:
             self._turns.give_back(run, name)

@@ -177,9 +177,10 @@ class JobRun:
         """Return what is known of a line's answer from its earlier tries."""
         return self._lines.partials.get(work.line.number)
 
-    def preempted(self, work: client.Work) -> int:
-        """Return how often a line gave its seat back, in earlier lives of the runner too."""
-        return self._lines.history(work.line.number).preempted
+    def told(self, work: client.Work) -> client.Told:
+        """Return what the gateway is told of a line's tries, those of earlier lives of the runner too."""
+        history = self._lines.history(work.line.number)
+        return client.Told(history.preempted, history.lost)
 
     def heard(self, work: client.Work, frame: frames.Frame, version: str) -> None:
         """Keep ids of an answer under way, so that the line's next try goes on from them."""
@@ -243,8 +244,10 @@ class JobRun:
                 quota_s=self._options.max_quota_wait_s,
             )
             return self._later(number, history.attempts, answer, most_s)
-        lost = verdict is verdicts.Verdict.LOST
-        if lost and history.lost + 1 >= self._options.poison_after:
+        if verdict is verdicts.Verdict.BYSTANDER:
+            return self._later(number, 1, answer, self._options.max_wait_s)
+        guilty = verdict is verdicts.Verdict.GUILTY
+        if guilty and history.lost + 1 >= self._options.poison_after:
             words = f"set aside: {history.lost + 1} replicas were lost while they worked on it"
             poisonous = dataclasses.replace(judged, code="poisonous_line", message=words)
             self._fail(work, answer, poisonous)
@@ -253,6 +256,7 @@ class JobRun:
             words = f"given up after {history.counted + 1} failures: {judged.message}"
             self._fail(work, answer, dataclasses.replace(judged, message=words))
             return None
+        lost = guilty or verdict is verdicts.Verdict.SUSPECT
         self._record(journal.Kind.LOST if lost else journal.Kind.RETRIED, number)
         return self._later(number, history.counted, answer, self._options.max_backoff_s)
 

@@ -6,7 +6,9 @@
 | code `preempted` | PREEMPTED | no |
 | 429 (no room, no quota), 401, `busy`, `no_replica`, `deadline_exceeded` | WAIT | no |
 | `recording_unavailable`, no connection, 499: the runner itself did not read | WAIT | no |
-| code `replica_lost` | LOST | yes, and after two it is set aside as poisonous |
+| code `replica_lost`, and another line is suspected of it | BYSTANDER | no |
+| the same, and it may have been this line | SUSPECT | yes |
+| the same, and it was this line: no other suspect was there | GUILTY | yes; after two it is set aside |
 | other 5xx, 408, a cut connection, a broken body | RETRY | yes |
 | other 4xx | REFUSED, final | – |
 """
@@ -48,7 +50,9 @@ class Verdict(enum.Enum):
     REFUSED = "refused"
     PREEMPTED = "preempted"
     WAIT = "wait"
-    LOST = "lost"
+    BYSTANDER = "bystander"
+    SUSPECT = "suspect"
+    GUILTY = "guilty"
     RETRY = "retry"
 
 
@@ -76,6 +80,10 @@ _WAIT_CODES = frozenset(
         errors.Expired.code,
     }
 )
+_BLAMED = {
+    errors.Blame.ALONE.value: Verdict.GUILTY,
+    errors.Blame.NONE.value: Verdict.BYSTANDER,
+}
 _VERSION = b'"forebay_version"'  # within a text its quotes are escaped
 
 
@@ -93,14 +101,15 @@ def judge(answer: Answer) -> Judged:
             return Judged(Verdict.RETRY, "invalid_answer", "the answer is not a JSON object")
         return Judged(Verdict.OK, body=body)
     code, message = _error(answer.status, body)
-    return Judged(_failure(answer.status, code), code, message, body)
+    verdict = _failure(answer.status, code)
+    if code == errors.ReplicaLost.code:
+        verdict = _BLAMED.get(str((body or {}).get(errors.BLAME_FIELD)), Verdict.SUSPECT)
+    return Judged(verdict, code, message, body)
 
 
 def _failure(status: int, code: str) -> Verdict:
     if code == errors.Preempted.code:
         return Verdict.PREEMPTED
-    if code == errors.ReplicaLost.code:
-        return Verdict.LOST
     if status in {401, 429, 499} or code in _WAIT_CODES:
         return Verdict.WAIT
     if status >= 500 or status == 408:

@@ -9,7 +9,7 @@ from accounting import settings as accounting_settings
 from batch_jobs import model, sites
 from batch_jobs import store as batch_store
 from scheduler.contracts import clock as clocks
-from scheduler.contracts import fleet, ports, requests
+from scheduler.contracts import fleet, ports, requests, usage
 
 _BATCH = requests.Tier.BATCH.value
 _TAKES = frozenset({fleet.Role.SHARED, fleet.Role.BATCH})
@@ -58,10 +58,20 @@ def models(
     return found
 
 
-def ended(jobs: batch_store.Store, time: clocks.Clock, job_id: int) -> bool:
-    """Return whether a batch job's team has ended it: cancelled, or past the time that it named. Blocks."""
+def fate(jobs: batch_store.Store, time: clocks.Clock, job_id: int) -> usage.Outcome:
+    """Return why a batch job's runner leaves its lines, see `gateway.dependencies`. Blocks.
+
+    A runner that ends, or dies, leaves them too: then nothing is said here of the job.
+    """
     job = jobs.get(job_id)
-    return job is not None and bool(job.cancel_us or model.overdue(job, time.wall_us()))
+    if job is None:
+        return usage.Outcome.CLIENT_GONE
+    if job.cancel_us:
+        return usage.Outcome.CANCELLED
+    if model.overdue(job, time.wall_us()):
+        return usage.Outcome.EXPIRED
+    put_back = job.requeue_us or (job.requeues and job.state is model.State.PENDING)
+    return usage.Outcome.PREEMPTED if put_back else usage.Outcome.CLIENT_GONE
 
 
 def price(books: billing.Billing, time: clocks.Clock, tokens: Mapping[str, tuple[int, int]]) -> str:

@@ -175,7 +175,7 @@ class _Parts:
             quotas=keeper.book if keeper else quota.Unlimited(),
             place=where,
             collectors=(keeper.numbers.registry,) if keeper else (),
-            job_ended=functools.partial(batch_site.ended, self._jobs, self._time),
+            job_fate=functools.partial(batch_site.fate, self._jobs, self._time),
         )
 
     def routers(self) -> tuple[fastapi.APIRouter, ...]:

@@ -39,6 +39,7 @@ class Asking(msgspec.Struct, frozen=True, array_like=True):
         thread: key of its conversation, 0 if none is known: equal ones get the same version.
         spare: it may have a seat that nobody waits for, and else is refused at once; it counts on no quota.
         prompts: texts that are read each for itself: prompts, inputs, or the documents of a ranking.
+        suspected: replicas that were lost with it, and perhaps by it; see `scheduler.core.suspects`.
     """
 
     request_id: str
@@ -65,6 +66,7 @@ class Asking(msgspec.Struct, frozen=True, array_like=True):
     thread: int = 0
     spare: bool = False
     prompts: int = 1
+    suspected: int = 0
 
     def again(self, version: str | None, avoid: str | None) -> "Asking":
         """Return it as it waits again: for the ``version`` of its answer, elsewhere than at ``avoid``."""
@@ -72,6 +74,10 @@ class Asking(msgspec.Struct, frozen=True, array_like=True):
             return self
         avoided = self.avoid if avoid is None else (*self.avoid, avoid)
         return msgspec.structs.replace(self, version=version or self.version, avoid=avoided)
+
+    def suspect(self, lost: int) -> "Asking":
+        """Return it as a suspect of the loss of so many replicas; see `scheduler.core.suspects`."""
+        return msgspec.structs.replace(self, suspected=lost)
 
 
 class Needs(msgspec.Struct, frozen=True):
@@ -85,6 +91,7 @@ class Needs(msgspec.Struct, frozen=True):
         most_output_tokens: that one sequence may have, for quotas: rather too many than too few.
         room_tokens: KV room: each prompt's blocks once, and each sequence's output. Where nothing is sampled
             a prompt lets go of its blocks when it is computed: the longest alone counts.
+        suspected: 0: no replica was lost with it; 1: one was; 2: several.
     """
 
     version: str
@@ -96,11 +103,13 @@ class Needs(msgspec.Struct, frozen=True):
     long: bool = False
     most_output_tokens: int = 0
     room_tokens: int = 0
+    suspected: int = 0
 
     def shape(self, team: str) -> tuple[object, ...]:
         """Return what decides with whom it may change places in the queue.
 
-        Long prompts are limited by team, so each team has a lane for them.
+        Long prompts are limited by team, so each team has a lane for them. Suspects wait for other
+        replicas than those that are none.
         """
         return (
             self.version,
@@ -108,6 +117,7 @@ class Needs(msgspec.Struct, frozen=True):
             self.seats,
             outputs.room_class(self.room_tokens),
             team if self.long else None,
+            self.suspected,
         )
 
 
@@ -161,6 +171,7 @@ def of(
         *all_,
         thread=threads.key(request) if several else 0,
         prompts=texts,
+        suspected=0 if request.batch is None else request.batch.lost,
     )
 
 
@@ -226,7 +237,10 @@ def needs(
         most = learned.most_tokens(asking.model, asking.team, asking.max_tokens)
         most = min(most, route.max_context)
         room = whole + asking.seats * output
-    return Needs(version, asking.adapter, asking.seats, tokens, whole, output, long, most, room)
+    return Needs(
+        version, asking.adapter, asking.seats, tokens, whole, output, long, most, room,
+        min(asking.suspected, 2),
+    )  # fmt: skip
 
 
 def _drawn(

@@ -25,8 +25,9 @@ class Dependencies:
         quotas: what teams, users and keys may use; asked by the process that owns the queues.
         place: where admission happens; None: in this process, for itself alone.
         collectors: what else Prometheus may ask of this process.
-        job_ended: whether a batch job's team has ended it (cancelled, or past its limits), by its id; blocks,
-            may raise. None: nobody can tell, and the platform pays for what runners leave.
+        job_fate: why the runner of a batch job leaves its lines, by the job's id: `CANCELLED` or `EXPIRED`
+            where its team has ended it, `PREEMPTED` where it waits again, else `CLIENT_GONE`; blocks, may
+            raise. None: nobody can tell, and the platform pays for what runners leave.
     """
 
     settings: settings.GatewaySettings
@@ -39,4 +40,4 @@ class Dependencies:
     quotas: quota.Quotas = quota.Unlimited()  # noqa: RUF009 - has no state
     place: places.Place | None = None
     collectors: tuple[registry.Collector, ...] = ()
-    job_ended: Callable[[int], bool] | None = None
+    job_fate: Callable[[int], usage.Outcome] | None = None

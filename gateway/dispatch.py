@@ -68,6 +68,7 @@ class Job:
         begun: the beginning of the answer, where this replica shall go on from one.
         resumed: that beginning is an earlier attempt's of this request, which has recorded it.
         span: the request's, if it is traced.
+        suspect: replicas were lost with it before: that it comes further than there is told to admission.
         over: called when the answer's last frame has come, before the record and the client's last bytes.
     """
 
@@ -81,6 +82,7 @@ class Job:
     begun: resume.Resume | None = None
     resumed: bool = False
     span: tracing.Span | None = None
+    suspect: bool = False
     over: Callable[[], None] | None = None
 
 
@@ -248,8 +250,9 @@ class Dispatcher:
         first = None if job.resumed else self._first_token
         served = self._numbers.served(job.request.model, job.request.tier._value_)
         forwarding = _Forwarding(job, record, grant, first, served.inter_token.observe)
+        take = _watched(forwarding.take, job, grant) if job.suspect else forwarding.take
         while True:
-            last = await answer.each(forwarding.take)
+            last = await answer.each(take)
             if last is not None:
                 if job.over is not None:
                     job.over()
@@ -270,6 +273,27 @@ class Dispatcher:
                 await outlet.drained()
         except TimeoutError:
             raise errors.Cancelled(f"the client has not read for {limit_s:g} s") from None
+
+
+def _watched(
+    take: Callable[[frames.Frame], bool], job: Job, grant: waiting.Grant
+) -> Callable[[frames.Frame], bool]:
+    """Return ``take`` that tells once that a suspect has come further than where it was lost.
+
+    How far a batch line was that can't go on from its ids, nobody knows: it is a suspect to its end.
+    """
+    told = False
+
+    def watching(frame: frames.Frame) -> bool:
+        nonlocal told
+        going = take(frame)
+        known = job.request.batch is None or not job.sent.why_not
+        if not told and known and job.sent.further():
+            told = True
+            grant.passed()
+        return going
+
+    return watching
 
 
 def _ended(frame: frames.Frame, record: recording.Attempt, job: Job) -> frames.End:

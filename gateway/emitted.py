@@ -11,6 +11,8 @@ from scheduler.contracts import errors, frames, quota, resume, usage
 
 _CREATED = re.compile(rb'"created"\s*:\s*(\d+)')
 _MISSES = 8  # tries at replicas that were gone before; the view forgets such within a second
+_MOST_LOST = 8  # replicas of one request: who is at fault would be known long before
+_FURTHER = 16  # tokens: steps are ahead of what was told of them, and frames may be of several
 _ENDED = re.compile(rb'"finish_reason"\s*:\s*"')
 
 
@@ -22,11 +24,12 @@ class Emitted:
         spent: what the attempts that have ended cost the team.
         owed: rows of attempts that the team pays for if the answer is completed.
         left: the row of a try at a batch line that its runner left, or None.
+        furthest: the most tokens that were known when a replica was lost.
     """
 
     __slots__ = (
         "_ahead", "_cached", "_chars", "_first", "_last", "_others", "_packed", "_prompt", "_why_not",
-        "left", "owed", "spent",
+        "furthest", "left", "owed", "spent",
     )  # fmt: skip
 
     def __init__(self, begun: resume.Resume | None = None) -> None:
@@ -34,6 +37,7 @@ class Emitted:
         self.owed: tuple[usage.UsageRow, ...] = ()
         self.left: usage.UsageRow | None = None
         self.clear(begun)
+        self.furthest = self.tokens
 
     def clear(self, begun: resume.Resume | None = None) -> None:
         """Forget an answer that begins anew; what it has cost stays.
@@ -102,6 +106,10 @@ class Emitted:
             if not self._first:
                 self._first = payload
 
+    def further(self) -> bool:
+        """Whether the answer has come beyond where its replicas were lost, by more than a step or two."""
+        return self.tokens >= self.furthest + _FURTHER
+
     def resume(self, *, begun: bool) -> resume.Resume:
         """Return what another replica needs to go on.
 
@@ -139,9 +147,16 @@ class Next(enum.Enum):
 class Losses:
     """Decides what follows when a request's replica is lost, and in which words it ends.
 
+    Whether the request itself is at fault is known where the company is known that it had there, see
+    `scheduler.core.suspects`; only what failed on it while others went on counts here.
+
     Args:
-        limit: so many replicas may one request lose; one that kills them must not kill them all.
+        limit: so many engines may fail on one request; one that breaks them must not break them all.
         batch: of tier batch: its runner sends it again itself, from its journal.
+
+    Attributes:
+        next: what follows the last loss.
+        died: the last replica was lost, and the request ran on it.
     """
 
     def __init__(self, limit: int, *, batch: bool) -> None:
@@ -151,6 +166,8 @@ class Losses:
         self._missed = 0
         self._engines = 0  # losses among them that were an engine's failure on this very request
         self.next = Next.FAIL
+        self.died = False
+        self._aside = False
         self._why = ""
 
     def after(self, lost: replica.Lost, emitted: Emitted, *, begun: bool) -> Next:
@@ -160,21 +177,23 @@ class Losses:
         self._count += counts
         self._missed += not worked
         self._engines += lost.kind is errors.EngineFailed
+        self.died = lost.computed and lost.kind is errors.ReplicaLost
+        self._aside = counts and self._engines >= self._limit
+        emitted.furthest = max(emitted.furthest, emitted.tokens)
         why_not = emitted.why_not
         if self._missed >= _MISSES:
             self.next = Next.FAIL
             self._why = f"no replica can be reached, {self._missed} were tried: try again later"
-        elif counts and self._engines == self._count >= self._limit:
+        elif self._aside:
             self.next = Next.FAIL
             self._why = (
-                f"engines failed on this request {self._count} times, and go on with others: it is set "
+                f"engines failed on this request {self._engines} times, and go on with others: it is set "
                 "aside, do not send it again as it is"
             )
-        elif counts and self._count >= self._limit:
+        elif counts and (self._limit == 1 or self._count >= _MOST_LOST):
             self.next = Next.FAIL
             self._why = (
-                f"the replica was lost, number {self._count} that worked on this request: it is set "
-                "aside, do not send it again as it is"
+                f"replica number {self._count} that worked on this request was lost: send it again"
             )
         elif self._batch and lost.computed:
             self.next = Next.FAIL
@@ -196,7 +215,6 @@ class Losses:
         # No replica was lost over it: a batch line must not count it as one.
         if self._missed >= _MISSES:
             return errors.NoReplica(self._why, retry_after_s=1.0)
-        again = None if self._count >= self._limit else 1.0
-        engines = again is None and self._engines == self._count
-        kind = errors.EngineFailed if engines else errors.ReplicaLost
-        return kind(self._why, retry_after_s=again)
+        if self._aside:
+            return errors.EngineFailed(self._why)
+        return errors.ReplicaLost(self._why, retry_after_s=1.0)

@@ -11,7 +11,7 @@ from scheduler.contracts import frames, ids, requests
 ENDPOINTS = {endpoint.value.encode(): endpoint for endpoint in requests.Endpoint}
 _WISHES = (
     *("priority", "deadline-ms", "cache-hint", "version", "adapter"),
-    *("team", "user", "batch-job", "custom-id", "preempted"),
+    *("team", "user", "batch-job", "custom-id", "preempted", "lost"),
 )
 _NAMES = ("x-request-id", "traceparent", *(f"x-forebay-{wish}" for wish in _WISHES))
 _HEARD = {name.encode(): name for name in _NAMES}

@@ -31,7 +31,6 @@ from scheduler.core import admission, fairness, load, routing
 
 TICK_S = 0.05
 _FREE = quota.Unlimited()
-RAN_S = 1.0  # on a replica for less: it was refused there
 
 
 class LocalRoom:
@@ -219,23 +218,24 @@ class LocalRoom:
         return _mine(waiter).wait()
 
     def again(
-        self, waiter: waiting.Waiter, version: str | None = None, avoid: str | None = None
+        self,
+        waiter: waiting.Waiter,
+        version: str | None = None,
+        avoid: str | None = None,
+        *,
+        lost: bool = False,
     ) -> None:
         """Let a request that had its turn wait again, at its old place; see `waiting.Rooms.again`."""
         mine = _mine(waiter)
+        now = self.now
+        if lost and self._turns.blamed(mine, now):
+            return
         mine.dispatched = False
-        now, until = self.now, mine.ticket.deadline
         mine.asking = mine.asking.again(version, avoid)
         if avoid is not None and mine.asking.version is None:
             self._redraw(mine)
-        if mine.asking.deadline_us is None and until is not None:
-            # The limit is one of waiting: the time that it ran on a replica does not count. (A refusal
-            # takes no time, and must not cost it its place among those of the same limit.)
-            ran_s = now - mine.turned_at
-            until += ran_s if ran_s >= RAN_S else 0.0
-            if version is not None:
-                until = now + self._deps.settings.deadline_s(mine.asking.tier)
-            mine.ticket = dataclasses.replace(mine.ticket, deadline=until)
+        anew_s = None if version is None else self._deps.settings.deadline_s(mine.asking.tier)
+        mine.wait_on(now, anew_s)
         model = self._model(mine.asking.model)
         model.queue.requeue(mine.ticket, now)
         self._turns.give(mine.asking.model)
@@ -270,6 +270,7 @@ class LocalRoom:
                 self._placer.returned(mine.placed, spent)
         if mine.open is not None:
             mine.open.close()
+        self._placer.suspects.forget(asking.request_id)
 
     def withdraw(self, waiter: waiting.Waiter) -> None:
         """Forget a request that waits elsewhere from now on; who awaits it here hears `Moved`."""

@@ -4,26 +4,35 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 
+import msgspec
+
 from gateway import asks
-from scheduler.contracts import errors, fleet, quota
+from scheduler.contracts import errors, fleet, quota, requests
 from scheduler.core import admission, load, router
+
+# How long people wait rather than be where a suspect is on trial (`suspects`): some trials long.
+PATIENCE_S = 1.0  # what was lost itself
+NEW_PATIENCE_S = 0.5  # others
+RAN_S = 1.0  # on a replica for less: it was refused there
 
 
 class LocalGrant:
     """A `Grant` whose load is counted in this process."""
 
-    __slots__ = ("_begun", "_freed", "_guard", "limits", "replica", "version")
+    __slots__ = ("_begun", "_freed", "_guard", "limits", "passed", "replica", "version")
 
     def __init__(
         self,
         replica: fleet.Replica,
         version: str,
         guard: load.Guard,
-        begun: Callable[[str], None],
+        begun: Callable[[bool], None],
         freed: Callable[[load.Guard], None],
         limits: quota.Headers = (),
+        passed: Callable[[], None] = lambda: None,
     ) -> None:
         self.limits = limits
+        self.passed = passed
         self.replica = replica
         self.version = version
         self._guard = guard
@@ -32,9 +41,10 @@ class LocalGrant:
 
     def prefilled(self) -> None:
         """Note that its prompt has been computed: the replica may have the next one."""
-        if self._guard.prefill and not self._guard.closed:
+        if not self._guard.closed:
+            counted = self._guard.prefill > 0
             self._guard.prefilled()
-            self._begun(self._guard.model)
+            self._begun(counted)
 
     def close(self) -> None:
         """Give the place back and let the next request have it; a second call does nothing."""
@@ -55,6 +65,7 @@ class LocalWaiter:
         hold: what its quotas keep for it.
         dispatched: whether its team was charged for its turn.
         turned_at: monotonic seconds at which it had its last turn.
+        lost_at: the same at which a replica was lost that it may have killed.
         ring: called when its wait has ended.
         end: ends it at the worker of another process that has it; None: this process has it.
         open: the grant that it has, if it was not closed yet.
@@ -68,6 +79,7 @@ class LocalWaiter:
     hold: quota.Hold
     dispatched: bool = False
     turned_at: float = 0.0
+    lost_at: float = 0.0
     ring: Callable[[], None] | None = None
     end: Callable[[str], None] | None = None
     open: LocalGrant | None = None
@@ -78,6 +90,44 @@ class LocalWaiter:
     def arrived(self) -> float:
         """Monotonic seconds of its arrival."""
         return self.ticket.arrived
+
+    def suspect(self, lost: int) -> None:
+        """Note with how many replicas it was lost that it may have killed: it stands with its like."""
+        self.asking = self.asking.suspect(lost)
+        self.needs = msgspec.structs.replace(self.needs, suspected=min(lost, 2))
+        shape = self.needs.shape(self.ticket.team)
+        self.ticket = dataclasses.replace(self.ticket, shape=shape)
+
+    def apart(self, now: float) -> bool:
+        """Whether it waits rather than be where a suspect is on trial, as of monotonic second ``now``.
+
+        People do so for a moment only, unless two replicas were lost with what they asked: whom a suspect
+        takes along loses more than that moment.
+        """
+        if self.asking.tier is requests.Tier.BATCH or self.needs.suspected > 1:
+            return True
+        if self.needs.suspected:
+            return now - self.lost_at < PATIENCE_S
+        return now - self.ticket.arrived < NEW_PATIENCE_S
+
+    def wait_on(self, now: float, anew_s: float | None) -> None:
+        """Wait again from monotonic second ``now`` on.
+
+        The limit is one of waiting: the time that it ran on a replica does not count. (A refusal takes no
+        time, and must not cost it its place among those of the same limit.)
+
+        Args:
+            now: monotonic seconds.
+            anew_s: a new limit; None: what is left of the old one.
+        """
+        until = self.ticket.deadline
+        if self.asking.deadline_us is not None or until is None:
+            return
+        ran_s = now - self.turned_at
+        until += ran_s if ran_s >= RAN_S else 0.0
+        if anew_s is not None:
+            until = now + anew_s
+        self.ticket = dataclasses.replace(self.ticket, deadline=until)
 
     def turn(self, grant: LocalGrant, now: float) -> None:
         """Hand over a grant: it is its turn, at monotonic second ``now``."""

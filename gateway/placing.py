@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gateway import asks, settings
 from scheduler.contracts import fleet, ids, quota, requests
-from scheduler.core import load, reserving, router, routing
+from scheduler.core import load, reserving, router, routing, suspects
 
 _TIMES = 32  # from there on any pause is the longest
 SUSPECT_S = 1.0  # a replica that cut a stream is not asked again for so long
@@ -21,6 +21,9 @@ class Placer:
         loads: what is in flight.
         draw: random numbers in [0, 1) that break ties.
         options: the [gateway] table.
+
+    Attributes:
+        suspects: who may have killed a replica, and where such are on trial.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class Placer:
         options: settings.GatewaySettings,
     ) -> None:
         self.loads = loads
+        self.suspects = suspects.Suspects(options.replica_attempts)
         self._draw = draw
         self._full_backoff_s = options.full_backoff_s
         self._full_most_s = options.full_backoff_most_s
@@ -76,7 +80,13 @@ class Placer:
                 )
 
     def place(
-        self, asking: asks.Asking, needs: asks.Needs, left: float = 0.0, *, first: bool = False
+        self,
+        asking: asks.Asking,
+        needs: asks.Needs,
+        left: float = 0.0,
+        *,
+        first: bool = False,
+        apart: bool = False,
     ) -> router.Placed | None:
         """Return a replica and the load that is counted there from now on; None: no room now.
 
@@ -85,6 +95,7 @@ class Placer:
             needs: what it needs.
             left: part of the replicas whose room it leaves to other teams.
             first: it may go to the replica that is kept.
+            apart: it waits rather than be where a suspect is on trial; others only prefer not to be there.
         """
         batch = asking.tier is requests.Tier.BATCH
         moment = self._moments.get(batch)
@@ -102,7 +113,21 @@ class Placer:
             }
             if without:
                 moment = dataclasses.replace(moment, full=moment.full | without)
-        return self._router.place(_ask(asking, needs, left), moment, self._draw())
+        wanted, draw = _ask(asking, needs, left), self._draw()
+        placed = None
+        tried = self.suspects.tried
+        if needs.suspected:
+            known = tried | self.suspects.restless
+            quiet = dataclasses.replace(moment, full=moment.full | known)
+            placed = self._router.place(wanted, quiet, draw)
+            if placed is None and apart and not batch:
+                return None
+        if placed is None and tried:
+            others = dataclasses.replace(moment, full=moment.full | tried)
+            placed = self._router.place(wanted, others, draw)
+            if apart:
+                return placed
+        return placed or self._router.place(wanted, moment, draw)
 
     def _avoided(self, asking: asks.Asking, needs: asks.Needs) -> frozenset[ids.ReplicaId]:
         """Return the replicas that a request is kept from, if there is any other."""

@@ -39,7 +39,10 @@ class Reckoning:
             output = self._learned.output_tokens(asking.model, asking.team, asking.max_tokens)
             most = asking.max_tokens or output
             room = whole + asking.seats * output
-        return asks.Needs(version, asking.adapter, asking.seats, 0, whole, output, long, most, room)
+        suspected = min(asking.suspected, 2)
+        return asks.Needs(
+            version, asking.adapter, asking.seats, 0, whole, output, long, most, room, suspected
+        )
 
     def ticket(self, asking: asks.Asking, needs: asks.Needs, now: float) -> admission.Ticket:
         """Return its place in the queue, as of monotonic second ``now``."""

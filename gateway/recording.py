@@ -13,8 +13,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _FORGIVEN = frozenset({usage.Outcome.OK, usage.Outcome.REPLICA_LOST})  # if all fails in the end
 _OURS = frozenset({usage.Outcome.PREEMPTED, usage.Outcome.REPLICA_LOST, usage.Outcome.ERROR})
+_LEFT = {
+    usage.Outcome.CANCELLED: "its batch job was cancelled",
+    usage.Outcome.EXPIRED: "its batch job's time was over",
+    usage.Outcome.PREEMPTED: "its batch job was put back into the queue",
+}
 # Of a batch line: its team gets a whole answer or nothing, and pays for the try that comes to one. What its
-# runner left is the team's only where the team itself has ended the job, see `Recorder.charge`.
+# runner left is the team's only where the team itself has ended the job, see `Recorder.left`.
 _OURS_OF_LINES = _OURS | {
     usage.Outcome.CLIENT_GONE, usage.Outcome.CANCELLED, usage.Outcome.EXPIRED,
 }  # fmt: skip
@@ -37,6 +42,12 @@ def outcome_of(error: errors.ForebayError) -> usage.Outcome:
             return usage.Outcome.REFUSED
         case _:
             return usage.Outcome.ERROR
+
+
+def own_doing(why: errors.ForebayError, request: requests.InferenceRequest) -> bool:
+    """Return whether a request ended as its caller wanted: cancelled, unread, or past the time it named."""
+    named = request.deadline_us is not None
+    return isinstance(why, errors.Cancelled) or (named and isinstance(why, errors.Expired))
 
 
 class Attempt:
@@ -90,8 +101,8 @@ class Attempt:
         payer: usage.Payer | None = None,
         planned: bool = False,
         died: bool = False,
-    ) -> None:
-        """Append the CLOSE row; only the first call does.
+    ) -> usage.UsageRow | None:
+        """Append the CLOSE row, and return it; only the first call does.
 
         Args:
             outcome: how it ended.
@@ -105,7 +116,7 @@ class Attempt:
             errors.RecordingUnavailable: the row can't be kept.
         """
         if self.closed:
-            return
+            return None
         self.closed = True
         ours = _OURS_OF_LINES if self.identity.batch_job_id else _OURS
         payer = self._recorder.payer or payer
@@ -139,6 +150,7 @@ class Attempt:
         if not planned:
             self._recorder.comparing.note(row, self.life if died else "")
         self._recorder.append(row)
+        return row
 
     def refused(self) -> None:
         """Note that the replica had no seat: nothing was done, and the attempt is made elsewhere or later."""
@@ -238,22 +250,41 @@ class Recorder:
             else:
                 sent.spend(spent, -1)
 
-    def charge(self, sent: emitted.Emitted) -> None:
+    def left(self, sent: emitted.Emitted, why: usage.Outcome) -> None:
+        """Say why a batch line's runner left it, in a second CLOSE of the attempt as in `forgive`.
+
+        Args:
+            sent: the line's.
+            why: `CLIENT_GONE` if nobody knows; then the row stays as it is.
+        """
+        row, sent.left = sent.left, None
+        words = _LEFT.get(why)
+        if row is None or words is None:
+            return
+        if why is not usage.Outcome.PREEMPTED and row.payer is usage.Payer.PLATFORM:
+            self._charge(sent, row, why, words)
+            return
+        amended = dataclasses.replace(row, outcome=why, reason=words, ended_us=row.ended_us + 1)
+        try:
+            self.append(amended)
+        except errors.RecordingUnavailable as error:
+            _log.error("why %s was left is not kept: %s", row.identity.request_id, error)
+
+    def _charge(
+        self, sent: emitted.Emitted, row: usage.UsageRow, why: usage.Outcome, words: str
+    ) -> None:
         """Let its team pay for what was computed of a batch line that it gave up itself.
 
         As much as of any answer that is left: the prompt, and all tokens so far, those of the runner's
-        journal among them, whose tries the platform paid. A second CLOSE of the attempt, as in `forgive`.
+        journal among them, whose tries the platform paid.
         """
-        row, sent.left = sent.left, None
-        if row is None:
-            return
         cached = min(sent.cached_tokens, sent.prompt_tokens)
         spent = quota.Spent(sent.prompt_tokens - cached, cached, sent.tokens)
         amended = dataclasses.replace(
             row,
-            outcome=usage.Outcome.CANCELLED,
+            outcome=why,
             payer=usage.Payer.TEAM,
-            reason="its batch job was ended",
+            reason=words,
             uncached_prompt_tokens=spent.uncached_prompt_tokens,
             cached_prompt_tokens=spent.cached_prompt_tokens,
             output_tokens=spent.output_tokens,
@@ -313,15 +344,16 @@ class Recorder:
         number: int,
         outcome: usage.Outcome,
         reason: str,
-    ) -> None:
+    ) -> usage.UsageRow | None:
         """Append the row of a request that ended before it reached a replica; it costs nothing."""
         identity = self._identity(request, number, request.version or "", None)
         try:
-            Attempt(self, identity, emitted.Emitted(), resumed=False).close(
+            return Attempt(self, identity, emitted.Emitted(), resumed=False).close(
                 outcome, reason, payer=usage.Payer.TEAM
             )
         except errors.RecordingUnavailable as error:
             _log.error("row of %s is not kept: %s", request.request_id, error.message)
+            return None
 
     def _identity(
         self,

@@ -97,6 +97,26 @@ def adapter_fault(model: str, adapter: str, reason: str) -> errors.NoReplica:
     )
 
 
+def blamed(tier: requests.Tier, suspected: int, blame: errors.Blame) -> errors.ReplicaLost | None:
+    """Return what a request hears whose replica was lost; None: it waits again.
+
+    A batch line does not: its runner sends it again, and is told what part it had.
+    """
+    if blame is errors.Blame.ALONE:
+        told = errors.ReplicaLost(
+            f"{suspected + 1} replicas were lost as they worked on this request, the last with no "
+            "other suspect there: it is set aside, do not send it again as it is"
+        )
+    elif tier is requests.Tier.BATCH:
+        words = "the replica was lost during the answer: send the request again"
+        told = errors.ReplicaLost(words, retry_after_s=1.0)
+    else:
+        return None
+    if tier is requests.Tier.BATCH:
+        told.blame = blame
+    return told
+
+
 def no_view() -> errors.NoReplica:
     """Return the error before the first word of the broker."""
     return errors.NoReplica(

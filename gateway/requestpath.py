@@ -79,8 +79,8 @@ class RequestPath:
         self._fleet = deps.fleet
         self._room = room
         self._metrics = numbers
-        self._ended = deps.job_ended
-        self._askers = futures.ThreadPoolExecutor(_ASKERS, "job-ended")
+        self._fate = deps.job_fate
+        self._askers = futures.ThreadPoolExecutor(_ASKERS, "job-fate")
         self._log = access_log.AccessLog(deps.settings.access_log, deps.clock)
         self._tracer = None if isinstance(deps.tracer, tracing.NoTracer) else deps.tracer
         self._recorder = recording.Recorder(deps.sink, deps.clock, deps.cluster, numbers)
@@ -239,12 +239,12 @@ class RequestPath:
             live = self._live[request.request_id]
             why = ended if isinstance(ended, errors.ForebayError) else live.why
             if why is not None:
-                if not _own_doing(why, request):
+                if not recording.own_doing(why, request):
                     self._recorder.forgive(sent)
                 if sent.tokens:  # the end of a part waits for the disk as that of a whole does
                     await self._recorder.kept()
-            elif sent.left is not None and await self._given_up(request):
-                self._recorder.charge(sent)
+            elif sent.left is not None:
+                self._recorder.left(sent, await self._why_left(request))
             raise
         finally:
             if expiry is not None:
@@ -253,19 +253,19 @@ class RequestPath:
             if copy is not None:
                 self._shadows.over(copy, end, failure)
 
-    async def _given_up(self, request: requests.InferenceRequest) -> bool:
-        """Say whether a line that its runner left is of a job that its team has ended; in doubt it is not."""
-        if request.batch is None or self._ended is None:
-            return False
+    async def _why_left(self, request: requests.InferenceRequest) -> usage.Outcome:
+        """Say why a line's runner has left it; in doubt that it has, and no more."""
+        if request.batch is None or self._fate is None:
+            return usage.Outcome.CLIENT_GONE
         job_id = request.batch.job_id
-        said = asyncio.get_running_loop().run_in_executor(self._askers, self._ended, job_id)
+        said = asyncio.get_running_loop().run_in_executor(self._askers, self._fate, job_id)
         asked = asyncio.ensure_future(asyncio.wait_for(said, _ASKED_S))
         while not asked.done():  # that its client has left may be told twice
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({asked})
         if (fault := asked.exception()) is not None:
             _log.warning("%s: nobody says how job %d ended: %r", request.request_id, job_id, fault)
-        return fault is None and asked.result()
+        return asked.result() if fault is None else usage.Outcome.CLIENT_GONE
 
     def _deadline(self, request: requests.InferenceRequest) -> asyncio.TimerHandle | None:
         """End the request, wherever it is, when the deadline that it named has passed."""
@@ -297,6 +297,7 @@ class RequestPath:
                 begun=begun,
                 resumed=resumed,
                 span=live.span,
+                suspect=waiter.asking.suspected > 0,
                 over=None if trip.copy is None else trip.copy.answer.over,
             )
             renewed: str | None = None
@@ -323,7 +324,7 @@ class RequestPath:
                     "%s.%d: %s; %s", request.request_id, number, lost.reason, losses.next.value
                 )
                 if losses.next is emitted.Next.FAIL:
-                    raise losses.error() from lost
+                    raise await self._last_word(waiter, losses, batch=batch) from lost
                 if losses.next is emitted.Next.RESUME:
                     begun = sent.resume(begun=trip.outlet.begun)
                     resumed = resumed or lost.computed  # else all of it is the runner's beginning
@@ -334,13 +335,28 @@ class RequestPath:
                     sent.clear(trip.begun)
                     trip.outlet.restart()
             number += 1
-            self._room.again(waiter, renewed, avoid)
+            self._room.again(waiter, renewed, avoid, lost=losses.died)
+
+    async def _last_word(
+        self, waiter: waiting.Waiter, losses: emitted.Losses, *, batch: bool
+    ) -> errors.ForebayError:
+        """Return what a request ends in whose replica was lost; to a batch line admission says its part."""
+        if batch and losses.died:
+            self._room.again(waiter, lost=True)
+            try:
+                grant = await self._room.wait(waiter)
+            except errors.ForebayError as told:
+                return told
+            grant.close()  # another owner of the queue, which knows nothing of the loss
+        return losses.error()
 
     async def _turn(self, trip: "_Trip", number: int) -> waiting.Grant:
         """Wait for a replica; an end of the wait is recorded."""
         request, waiter = trip.request, trip.waiter
         try:
             grant = await self._room.wait(waiter)
+        except errors.ReplicaLost:
+            raise  # it is at fault: its tries are recorded, and this is none
         except errors.ForebayError as error:
             self._waited(request, waiter, error.code)
             self._refused(request, number, error)
@@ -348,7 +364,8 @@ class RequestPath:
         except asyncio.CancelledError:
             live = self._live[request.request_id]
             outcome = recording.outcome_of(live.why) if live.why else usage.Outcome.CLIENT_GONE
-            self._recorder.undispatched(request, number, outcome, "left while it waited")
+            row = self._recorder.undispatched(request, number, outcome, "left while it waited")
+            trip.sent.left = row if request.batch is not None else None
             raise
         waited_s = self._clock.monotonic() - waiter.arrived
         self._metrics.served(request.model, request.tier._value_).dispatched.observe(waited_s)
@@ -377,12 +394,6 @@ class RequestPath:
         self._metrics.served(request.model, request.tier._value_).ttft.observe(seconds)
         if request.tier is requests.Tier.INTERACTIVE:
             self._room.first_token(request.model, seconds * 1_000)
-
-
-def _own_doing(why: errors.ForebayError, request: requests.InferenceRequest) -> bool:
-    """Return whether a request ended as its caller wanted: cancelled, unread, or past the time it named."""
-    named = request.deadline_us is not None
-    return isinstance(why, errors.Cancelled) or (named and isinstance(why, errors.Expired))
 
 
 def _going_down() -> errors.NoReplica:

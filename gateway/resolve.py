@@ -15,8 +15,8 @@ OpenAI's own `prompt_cache_key` is taken as the cache hint where there is no oth
 
 X-Request-Id is kept beside Forebay's own id, which every answer carries as x-forebay-request-id and as
 x-request-id.
-X-Forebay-Batch-Job, -Custom-Id, -Preempted, -Team and -User are believed from Forebay's own batch runner
-alone.
+X-Forebay-Batch-Job, -Custom-Id, -Preempted, -Lost, -Team and -User are believed from Forebay's own batch
+runner alone.
 """
 
 import dataclasses
@@ -117,7 +117,7 @@ def batch_ref(caller: requests.Caller, headers: Mapping[str, str]) -> requests.B
     """Return the batch line behind a request of the batch runner.
 
     Raises:
-        errors.BadRequest: the job's number is none, or the count of preemptions.
+        errors.BadRequest: the job's number is none, or a count.
     """
     job = headers.get("x-forebay-batch-job")
     if not caller.service or job is None:
@@ -125,10 +125,19 @@ def batch_ref(caller: requests.Caller, headers: Mapping[str, str]) -> requests.B
     if not job.isascii() or not job.isdigit() or len(job) > 18:
         raise _fault("X-Forebay-Batch-Job", "must be the job's number")
     custom_id = urllib.parse.unquote(headers.get("x-forebay-custom-id", ""))
-    preempted = headers.get("x-forebay-preempted", "0")
-    if not preempted.isascii() or not preempted.isdigit() or len(preempted) > 9:
-        raise _fault("X-Forebay-Preempted", "must be how often the line was preempted")
-    return requests.BatchRef(ids.BatchJobId(int(job)), custom_id, int(preempted))
+    return requests.BatchRef(
+        ids.BatchJobId(int(job)),
+        custom_id,
+        _count(headers, "X-Forebay-Preempted", "must be how often the line was preempted"),
+        _count(headers, "X-Forebay-Lost", "must be how many replicas were lost with the line"),
+    )
+
+
+def _count(headers: Mapping[str, str], name: str, rule: str) -> int:
+    said = headers.get(name.lower(), "0")
+    if not said.isascii() or not said.isdigit() or len(said) > 9:
+        raise _fault(name, rule)
+    return int(said)
 
 
 class Source(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Mapping
 
 from gateway import dependencies, local_waiter, model_queue, placing, refusals
-from scheduler.contracts import fleet, requests
+from scheduler.contracts import errors, fleet, requests
 from scheduler.core import admission, drain, load, reserving
 
 
@@ -78,6 +78,18 @@ class Turns:
         waiter.turn(grant, now)
         return True
 
+    def blamed(self, waiter: local_waiter.LocalWaiter, now: float) -> bool:
+        """Judge a request whose replica was lost; returns whether it was told so, and waits no more."""
+        asking = waiter.asking
+        blame = self._placer.suspects.lost(asking.request_id, now)
+        told = refusals.blamed(asking.tier, asking.suspected, blame)
+        if told is not None:
+            waiter.settle(told)
+        elif blame is errors.Blame.SHARED:
+            waiter.suspect(asking.suspected + 1)
+            waiter.lost_at = now
+        return told is not None
+
     def soon(self, name: str) -> None:
         """Give turns once this turn of the event loop is over.
 
@@ -142,15 +154,30 @@ class Turns:
         long_team = team if waiter.needs.long else None
         urgent = guard.tier is not requests.Tier.BATCH
 
+        request_id, suspects = waiter.asking.request_id, self._placer.suspects
+
         def freed(guard: load.Guard) -> None:
             waiter.open = None
-            model.spares.pop(waiter.asking.request_id, None)
+            suspects.closed(request_id)
+            model.spares.pop(request_id, None)
             model.opened(guard, long_team, -1)
             if urgent:
                 model.crowd.ran(team, -1)
             self._placer.freed(guard.replica_id)
             self.soon(guard.model)
 
+        def begun(counted: bool) -> None:
+            suspects.shown(request_id, self._clock.monotonic())
+            if counted:
+                self.soon(guard.model)
+
+        def passed() -> None:
+            waiter.suspect(0)
+            if suspects.passed(request_id):
+                self.soon(guard.model)
+
+        life = replica.replica_id, replica.incarnation
+        suspects.placed(request_id, life, waiter.asking.suspected)
         model.opened(guard, long_team)
         if waiter.asking.spare:
             model.spares[waiter.asking.request_id] = waiter
@@ -158,7 +185,7 @@ class Turns:
             model.crowd.ran(team, 1)
         limits = waiter.hold.headers(self._clock.wall_us())
         return local_waiter.LocalGrant(
-            replica, waiter.needs.version, guard, self.soon, freed, limits
+            replica, waiter.needs.version, guard, begun, freed, limits, passed
         )
 
     def _taken(
@@ -194,7 +221,8 @@ class Turns:
                 lanes.forget(lane)
                 continue
             waiter = self._waiters[ticket.request_id]
-            placed = self._placer.place(waiter.asking, waiter.needs, first=True)
+            apart = waiter.apart(now)
+            placed = self._placer.place(waiter.asking, waiter.needs, first=True, apart=apart)
             if placed is not None:
                 waiter.placed = placed
                 grant = self.granted(model, waiter, placed.replica, placed.guard)
@@ -236,8 +264,9 @@ class Turns:
         if asking.tier is not requests.Tier.BATCH and model.crowd.crowds(asking.team, now):
             left = self._options.team_holdback
         shape = waiter.ticket.shape
-        like = (asking.tier, shape, left, asking.avoid)
-        placed = None if like in tried else self._placer.place(asking, needs, left)
+        apart = waiter.apart(now)
+        like = (asking.tier, shape, left, asking.avoid, apart)
+        placed = None if like in tried else self._placer.place(asking, needs, left, apart=apart)
         if placed is None:
             tried.add(like)
             lane = asking.tier, shape

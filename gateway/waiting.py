@@ -34,6 +34,10 @@ class Grant(Protocol):
         """Note that its prompt has been computed: the replica may have the next one."""
         ...
 
+    def passed(self) -> None:
+        """Note that the request has come further than where its last replica was lost."""
+        ...
+
     def close(self) -> None:
         """Give the place back and let the next request have it; a second call does nothing."""
         ...
@@ -91,13 +95,22 @@ class Room(Protocol):
         """
         ...
 
-    def again(self, waiter: Waiter, version: str | None = None, avoid: str | None = None) -> None:
+    def again(
+        self,
+        waiter: Waiter,
+        version: str | None = None,
+        avoid: str | None = None,
+        *,
+        lost: bool = False,
+    ) -> None:
         """Let a request that had its turn wait again, at its old place.
 
         Args:
             waiter: whose.
             version: of the answer that it has begun: it must stay, and waiting has a new limit.
             avoid: a replica whose engine failed on it; it goes there only if there is no other.
+            lost: its replica was lost as it ran. Then `wait` may end in `errors.ReplicaLost`: the request
+                is at fault. A request of tier batch does not wait again, and always hears that error.
         """
         ...
 

@@ -12,7 +12,7 @@ import msgspec
 from gateway import asks
 from scheduler.contracts import errors, quota, requests
 
-VERSION = 5
+VERSION = 6
 LENGTH = struct.Struct(">I")
 MOST_BYTES = 4 * 1024 * 1024  # an `Enter` with the fingerprints of a million tokens is 10 kB
 
@@ -55,6 +55,7 @@ class Again(msgspec.Struct, array_like=True, tag=3):
     request_id: str
     version: str | None = None
     avoid: str | None = None
+    lost: bool = False
 
 
 class Close(msgspec.Struct, array_like=True, tag=4):
@@ -126,6 +127,7 @@ class Refused(msgspec.Struct, array_like=True, tag=12):
     retry_after_s: float | None = None
     param: str | None = None
     limits: quota.Headers = ()
+    blame: errors.Blame | None = None
 
 
 class Prefilled(msgspec.Struct, array_like=True, tag=13):
@@ -164,6 +166,12 @@ class Ended(msgspec.Struct, array_like=True, tag=17):
     request_id: str
 
 
+class Passed(msgspec.Struct, array_like=True, tag=18):
+    """A request has come further than where its last replica was lost."""
+
+    request_id: str
+
+
 FromWorker = (
     Hello
     | Enter
@@ -175,6 +183,7 @@ FromWorker = (
     | Suspect
     | FirstToken
     | Prefilled
+    | Passed
     | Cancel
     | Beat
 )

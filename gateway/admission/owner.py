@@ -103,6 +103,7 @@ class _Session:
             messages.Again: self._again,
             messages.Close: self._close,
             messages.Prefilled: self._prefilled,
+            messages.Passed: self._passed,
             messages.Leave: self._leave,
             messages.Full: lambda word: room.said_full(word.replica_id, word.tier, word.adapter),
             messages.Suspect: lambda word: room.suspected(word.replica_id, word.incarnation),
@@ -170,12 +171,17 @@ class _Session:
     def _again(self, word: messages.Again) -> None:
         waiter = self._waiters.get(word.request_id)
         if waiter is not None:
-            self._room.again(waiter, word.version, word.avoid)
+            self._room.again(waiter, word.version, word.avoid, lost=word.lost)
 
     def _prefilled(self, word: messages.Prefilled) -> None:
         waiter = self._waiters.get(word.request_id)
         if waiter is not None and waiter.open is not None:
             waiter.open.prefilled()
+
+    def _passed(self, word: messages.Passed) -> None:
+        waiter = self._waiters.get(word.request_id)
+        if waiter is not None and waiter.open is not None:
+            waiter.open.passed()
 
     def _close(self, word: messages.Close) -> None:
         waiter = self._waiters.get(word.request_id)
@@ -205,6 +211,7 @@ class _Session:
                 error.retry_after_s,
                 error.param,
                 error.limits,
+                error.blame if isinstance(error, errors.ReplicaLost) else None,
             )
         )
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from gateway import asks, dependencies, refusals, standing
-from gateway.admission import dialing, link, messages
+from gateway.admission import dialing, link, messages, remote_waiter
 from gateway.waiting import Grant, Waiter
 from scheduler.contracts import errors, fleet, quota, requests, wire
 from scheduler.contracts.v1 import control_pb2 as pb
@@ -23,78 +23,6 @@ TICK_S = 0.25
 AWAY_RETRY_S = 1.0
 CANCEL_S = 1.0  # that an owner has to say whether it knows a request
 _log = logging.getLogger(__name__)
-
-
-class RemoteGrant:
-    """A `waiting.Grant` whose load the owner counts."""
-
-    __slots__ = ("_closed", "_prefilled", "limits", "replica", "version")
-
-    def __init__(
-        self,
-        replica: fleet.Replica,
-        version: str,
-        prefilled: Callable[[], None],
-        closed: Callable[[], None],
-    ) -> None:
-        self.replica = replica
-        self.version = version
-        self.limits: quota.Headers = ()
-        self._prefilled: Callable[[], None] | None = prefilled
-        self._closed: Callable[[], None] | None = closed
-
-    def prefilled(self) -> None:
-        """Tell the owner; a second call does nothing."""
-        prefilled, self._prefilled = self._prefilled, None
-        if prefilled is not None and self._closed is not None:
-            prefilled()
-
-    def close(self) -> None:
-        """Tell the owner; a second call does nothing."""
-        closed, self._closed = self._closed, None
-        if closed is not None:
-            closed()
-
-
-class RemoteWaiter:
-    """A `waiting.Waiter` whose place in the queue the owner keeps.
-
-    Attributes:
-        open: the grant that it has, until it is closed.
-        queued: it waits for its turn, as far as is known here.
-        known_to: the link over which the owner was told of it.
-        turned: it has had its turn: an owner has let it in, and no other may refuse it.
-    """
-
-    __slots__ = ("_result", "arrived", "asking", "known_to", "open", "queued", "turned", "woken")
-
-    def __init__(self, asking: asks.Asking, arrived: float) -> None:
-        self.asking = asking
-        self.arrived = arrived
-        self.queued = True
-        self.turned = False
-        self.known_to: link.AnyLink | None = None
-        self.open: RemoteGrant | None = None
-        self.woken: asyncio.Future[None] | None = None
-        self._result: RemoteGrant | errors.ForebayError | None = None
-
-    def settle(self, result: RemoteGrant | errors.ForebayError) -> None:
-        """Hand over what the owner said, also if nobody awaits it yet."""
-        self.queued = False
-        self._result = result
-        if self.woken is not None and not self.woken.done():
-            self.woken.set_result(None)
-
-    def collect(self) -> RemoteGrant | None:
-        """Return what was settled, once; None if nothing was.
-
-        Raises:
-            errors.ForebayError: it was an error.
-        """
-        result, self._result = self._result, None
-        if isinstance(result, errors.ForebayError):
-            raise result
-        return result
 
 
 class RemoteRoom:
@@ -117,7 +45,7 @@ class RemoteRoom:
         self._lost = asyncio.Event()
         self._pause = RETRY_S
         self._away_since: float | None = deps.clock.monotonic()
-        self._waiters: dict[str, RemoteWaiter] = {}
+        self._waiters: dict[str, remote_waiter.RemoteWaiter] = {}
         self._replicas: dict[int, fleet.Replica] = {}
         self._standing: standing.Standing | None = None
         self._cancelled: Callable[[str], None] = lambda request_id: None
@@ -174,13 +102,13 @@ class RemoteRoom:
             self._standing = standing.Standing(view)
         return self._standing.outlook(model, version, {})
 
-    def enter(self, asking: asks.Asking) -> RemoteWaiter:
+    def enter(self, asking: asks.Asking) -> remote_waiter.RemoteWaiter:
         """Let a request wait; see `waiting.Room.enter`. Refusals come from `wait`."""
         if self._away():
             raise _away()
         # What can't be told must not be kept: it would break the link again each time that it is told.
         messages.check(messages.Enter(asking))
-        waiter = RemoteWaiter(asking, self._deps.clock.monotonic())
+        waiter = remote_waiter.RemoteWaiter(asking, self._deps.clock.monotonic())
         self._waiters[asking.request_id] = waiter
         self._ask(waiter)
         return waiter
@@ -201,13 +129,22 @@ class RemoteRoom:
             raise errors.Internal("woken without a replica; please report this")
         return settled
 
-    def again(self, waiter: Waiter, version: str | None = None, avoid: str | None = None) -> None:
+    def again(
+        self,
+        waiter: Waiter,
+        version: str | None = None,
+        avoid: str | None = None,
+        *,
+        lost: bool = False,
+    ) -> None:
         """Let a request that had its turn wait again, at its old place; see `waiting.Rooms.again`."""
         mine = _mine(waiter)
         mine.open, mine.queued = None, True
-        mine.asking = mine.asking.again(version, avoid)
+        # The owner knows better whether it is more suspect for it; another owner knows nothing.
+        asking = mine.asking.again(version, avoid)
+        mine.asking = asking.suspect(asking.suspected + 1) if lost else asking
         if mine.known_to is self._link:
-            self._say(messages.Again(mine.asking.request_id, version, avoid))
+            self._say(messages.Again(mine.asking.request_id, version, avoid, lost))
         else:
             self._ask(mine)  # this owner does not know it: nothing of it ran when it came
 
@@ -234,9 +171,11 @@ class RemoteRoom:
         self.leave(mine)
         mine.settle(refusals.Moved("moved"))
 
-    def adopt(self, asking: asks.Asking, replica: fleet.Replica, version: str) -> RemoteWaiter:
+    def adopt(
+        self, asking: asks.Asking, replica: fleet.Replica, version: str
+    ) -> remote_waiter.RemoteWaiter:
         """Tell the owner of a request that runs already; its grant is the waiter's `open`."""
-        waiter = RemoteWaiter(asking, self._deps.clock.monotonic())
+        waiter = remote_waiter.RemoteWaiter(asking, self._deps.clock.monotonic())
         waiter.queued, waiter.turned = False, True
         waiter.open = self._grant(waiter, replica, version)
         self._waiters[asking.request_id] = waiter
@@ -244,9 +183,9 @@ class RemoteRoom:
         self._say(_adoption(asking, waiter.open))
         return waiter
 
-    def rejoin(self, asking: asks.Asking) -> RemoteWaiter:
+    def rejoin(self, asking: asks.Asking) -> remote_waiter.RemoteWaiter:
         """Let a request wait again that had its turn with another owner."""
-        waiter = RemoteWaiter(asking, self._deps.clock.monotonic())
+        waiter = remote_waiter.RemoteWaiter(asking, self._deps.clock.monotonic())
         waiter.turned = True
         self._waiters[asking.request_id] = waiter
         self._ask(waiter)
@@ -335,7 +274,9 @@ class RemoteRoom:
         waiter.open, waiter.turned = grant, True
         waiter.settle(grant)
 
-    def _grant(self, waiter: RemoteWaiter, replica: fleet.Replica, version: str) -> RemoteGrant:
+    def _grant(
+        self, waiter: remote_waiter.RemoteWaiter, replica: fleet.Replica, version: str
+    ) -> remote_waiter.RemoteGrant:
         def closed() -> None:
             waiter.open = None
             self._say(messages.Close(waiter.asking.request_id))
@@ -343,7 +284,11 @@ class RemoteRoom:
         def prefilled() -> None:
             self._say(messages.Prefilled(waiter.asking.request_id))
 
-        return RemoteGrant(replica, version, prefilled, closed)
+        def passed() -> None:
+            waiter.asking = waiter.asking.suspect(0)
+            self._say(messages.Passed(waiter.asking.request_id))
+
+        return remote_waiter.RemoteGrant(replica, version, prefilled, closed, passed)
 
     def _ended(self, one: link.AnyLink) -> None:
         self._gone()
@@ -361,7 +306,7 @@ class RemoteRoom:
         limit_s = self._deps.settings.admission_wait_s
         return since is not None and self._deps.clock.monotonic() - since > limit_s
 
-    def _ask(self, waiter: RemoteWaiter) -> None:
+    def _ask(self, waiter: remote_waiter.RemoteWaiter) -> None:
         waiter.known_to = self._link
         self._say(messages.Enter(waiter.asking, waiter.turned))
 
@@ -371,7 +316,7 @@ class RemoteRoom:
             self._link.say(message)
 
 
-def _adoption(asking: asks.Asking, grant: RemoteGrant) -> messages.Adopt:
+def _adoption(asking: asks.Asking, grant: remote_waiter.RemoteGrant) -> messages.Adopt:
     bare = wire.replica_to_pb(grant.replica).SerializeToString()
     return messages.Adopt(asking, bare, grant.version)
 
@@ -380,6 +325,8 @@ def _rebuilt(message: messages.Refused) -> errors.ForebayError:
     error = errors.from_code(message.code, message.message)
     error.retry_after_s, error.param = message.retry_after_s, message.param
     error.limits = message.limits
+    if isinstance(error, errors.ReplicaLost):
+        error.blame = message.blame
     return error
 
 
@@ -390,7 +337,7 @@ def _away() -> errors.NoReplica:
     )
 
 
-def _mine(waiter: Waiter) -> RemoteWaiter:
-    if not isinstance(waiter, RemoteWaiter):
+def _mine(waiter: Waiter) -> remote_waiter.RemoteWaiter:
+    if not isinstance(waiter, remote_waiter.RemoteWaiter):
         raise TypeError("a waiter of another room")
     return waiter

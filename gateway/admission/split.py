@@ -58,6 +58,11 @@ class _Grant:
         if self.inner is not None:
             self.inner.prefilled()
 
+    def passed(self) -> None:
+        """Note where it is counted now that it has come further than where its last replica was lost."""
+        if self.inner is not None:
+            self.inner.passed()
+
     def close(self) -> None:
         """Give the place back where it is counted now."""
         inner, self.inner = self.inner, None
@@ -140,16 +145,23 @@ class SplitRoom:
             return mine.grant
 
     def again(
-        self, waiter: waiting.Waiter, version: str | None = None, avoid: str | None = None
+        self,
+        waiter: waiting.Waiter,
+        version: str | None = None,
+        avoid: str | None = None,
+        *,
+        lost: bool = False,
     ) -> None:
         """Let a request that had its turn wait again, at its old place; see `waiting.Rooms.again`."""
         mine = self._mine(waiter)
         mine.grant = None
-        mine.asking = mine.asking.again(version, avoid)
         room = self._room(mine.asking.model)
         if room is mine.room:
-            room.again(mine.inner, version, avoid)
+            room.again(mine.inner, version, avoid, lost=lost)
+            mine.asking = mine.inner.asking
         else:
+            asking = mine.inner.asking.again(version, avoid)
+            mine.asking = asking.suspect(asking.suspected + lost)
             self._move(mine, room)  # its model moved between its end there and now
 
     def leave(self, waiter: waiting.Waiter, spent: quota.Spent = quota.NOTHING) -> None:

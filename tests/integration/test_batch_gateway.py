@@ -44,8 +44,8 @@ async def site(tmp_path: Path, script: harness.Script) -> AsyncIterator[Site]:
     router = routes.router(
         store, state_dir=tmp_path, options=world.QUICK, clock=clock.SystemClock()
     )
-    ended = functools.partial(batch_site.ended, store, clock.SystemClock())
-    async with harness.one_replica(script, routers=(router,), job_ended=ended) as (served, replica):
+    fate = functools.partial(batch_site.fate, store, clock.SystemClock())
+    async with harness.one_replica(script, routers=(router,), job_fate=fate) as (served, replica):
         api = clients.GatewayApi(served.http, clients.Credential(key="ann"))
         yield Site(tmp_path, store, served, replica, api)
     store.close()
@@ -164,7 +164,15 @@ async def test_fcancel_frees_the_replica_at_once(tmp_path: Path) -> None:
     assert len(world.file_lines(tmp_path, 1, results.ERRORS)) == 3
 
 
-@pytest.mark.parametrize("how", ["cancelled", "out of time", "runner gone"])
+LEFT = {
+    "cancelled": usage.Outcome.CANCELLED,
+    "out of time": usage.Outcome.EXPIRED,
+    "put back": usage.Outcome.PREEMPTED,
+    "runner gone": usage.Outcome.CLIENT_GONE,
+}
+
+
+@pytest.mark.parametrize("how", LEFT)
 async def test_what_its_team_gave_up_it_pays_and_what_a_runner_left_it_does_not(
     tmp_path: Path, how: str
 ) -> None:
@@ -182,22 +190,27 @@ async def test_what_its_team_gave_up_it_pays_and_what_a_runner_left_it_does_not(
         async with here.runner():
             assert (await here.command("fbatch", "requests.jsonl")).code == 0
             await harness.until(lambda: len(told) == 3 and len(partials(path, 3)) == 3)
+            rows = [row for row in here.served.sink.rows if isinstance(row, usage.UsageRow)]
+            first = {row.identity.request_id for row in rows}
             if how == "cancelled":
                 assert (await here.command("fcancel", "1")).code == 0
             elif how == "out of time":
                 here.store.update(1, {"deadline_us": 1})
-            if how != "runner gone":
+            elif how == "put back":
+                here.store.update(1, {"requeue_us": 1})
+                await here.store.until(1, lambda job: job.requeues == 1)
+            if how in {"cancelled", "out of time"}:
                 assert (await here.store.ended(1)).counts.failed == 3
         await here.served.idle()
         bill = [row for row in here.served.sink.rows if isinstance(row, usage.UsageRow)]
     paid = [row for row in merge.merge(bill) if row.payer is usage.Payer.TEAM]
-    assert len(merge.merge(bill)) == 3
-    if how == "runner gone":
+    seen = [row for row in merge.merge(bill) if row.identity.request_id in first]
+    assert [row.outcome for row in seen] == [LEFT[how]] * 3
+    if how in {"put back", "runner gone"}:
         assert paid == []
         return
     assert len(paid) == 3
     for row in paid:
-        assert row.outcome is usage.Outcome.CANCELLED
         assert (row.uncached_prompt_tokens + row.cached_prompt_tokens, row.output_tokens) == (5, 2)
 
 

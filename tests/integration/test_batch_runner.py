@@ -128,13 +128,20 @@ async def test_a_line_that_fails_too_often_is_given_up_with_its_last_error(
     assert error["message"] == "line 2: given up after 5 failures: said internal"
 
 
-async def test_a_line_that_loses_two_replicas_is_set_aside(stage: batch_stage.Stage) -> None:
-    stage.gateway.script["c1"] = [world.LOST] * 99
-    stage.gateway.script["c3"] = [world.LOST]
+async def test_a_line_that_kills_a_replica_alone_is_set_aside(stage: batch_stage.Stage) -> None:
+    """Not one that was beside it, however often."""
+    stage.gateway.script["c1"] = [world.LOST, world.LOST_ALONE]
+    stage.gateway.script["c2"] = [world.LOST] * 3
+    stage.gateway.script["c3"] = [world.LOST, *[world.LOST_BESIDE] * 9]
     job = await stage.run(world.many(3))
-    assert (job.counts.ok, job.counts.failed) == (2, 1)
-    assert stage.gateway.calls["c1"] == 2
-    assert stage.gateway.calls["c3"] == 2
+    assert (job.counts.ok, job.counts.failed, job.counts.retried) == (2, 1, 5)
+    assert stage.gateway.calls == {"c1": 2, "c2": 4, "c3": 11}
+    told = {"c1": list[str | None](), "c2": list[str | None](), "c3": list[str | None]()}
+    for headers in stage.gateway.headers:
+        told[headers["X-Forebay-Custom-Id"]].append(headers.get("X-Forebay-Lost"))
+    assert told["c1"] == [None, "1"], "each try says how many replicas were lost with it"
+    assert told["c2"] == [None, "1", "2", "3"]
+    assert told["c3"] == [None, *["1"] * 10]
     error = stage.errors(1)[0]["error"]
     assert error["code"] == "poisonous_line"
     assert "2 replicas were lost" in error["message"]

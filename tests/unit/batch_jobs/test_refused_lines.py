@@ -25,8 +25,8 @@ class Run(test_turns.Run):
 
     def heard(self, *_: object) -> None: ...
 
-    def preempted(self, work: client.Work) -> int:
-        return 0
+    def told(self, work: client.Work) -> client.Told:
+        return client.FIRST
 
     def touch(self) -> None: ...
 

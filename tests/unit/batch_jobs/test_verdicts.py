@@ -6,11 +6,18 @@ import pytest
 
 from batch_jobs import verdicts
 from batch_jobs.verdicts import Answer, Verdict
+from scheduler.contracts import errors
 
 
 def said(status: int, code: str | None = None) -> Answer:
     body = {} if code is None else {"error": {"code": code, "message": "why\nso"}}
     return Answer(status, json.dumps(body).encode())
+
+
+def blamed(blame: str) -> Answer:
+    error = errors.ReplicaLost("gone")
+    error.blame = errors.Blame(blame)
+    return Answer(error.status, json.dumps(error.openai()).encode())
 
 
 @pytest.mark.parametrize(
@@ -34,7 +41,10 @@ def said(status: int, code: str | None = None) -> Answer:
         (Answer(verdicts.NOT_SENT), Verdict.WAIT),
         (Answer(verdicts.CUT), Verdict.RETRY),
         (Answer(verdicts.TOO_LATE), Verdict.RETRY),
-        (said(502, "replica_lost"), Verdict.LOST),
+        (said(502, "replica_lost"), Verdict.SUSPECT),
+        (blamed("shared"), Verdict.SUSPECT),
+        (blamed("alone"), Verdict.GUILTY),
+        (blamed("none"), Verdict.BYSTANDER),
         (said(502), Verdict.RETRY),
         (said(503), Verdict.RETRY),
         (said(504), Verdict.RETRY),

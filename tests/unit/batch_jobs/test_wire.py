@@ -86,9 +86,9 @@ async def send(
     sender: client.HttpSender,
     heard: Callable[[frames.Frame, str], None] = nothing,
     begun: partial.Partial | None = None,
-    preempted: int = 0,
+    told: client.Told = client.FIRST,
 ) -> verdicts.Answer:
-    return await sender.send(JOB, work(), begun, heard, preempted)
+    return await sender.send(JOB, work(), begun, heard, told)
 
 
 async def test_a_request_says_for_whom_it_is_and_connections_are_used_again() -> None:
@@ -110,12 +110,14 @@ async def test_a_request_says_for_whom_it_is_and_connections_are_used_again() ->
     } <= set(said)
     assert json.loads(body) == {"model": "chat", "n": 1}
     assert b"X-Forebay-Preempted" not in head
+    assert b"X-Forebay-Lost" not in head
 
 
-async def test_a_line_says_how_often_it_was_preempted() -> None:
+async def test_a_line_says_what_became_of_its_earlier_tries() -> None:
     async with talking([SHORT]) as (gateway, sender):
-        await send(sender, preempted=2)
+        await send(sender, told=client.Told(preempted=2, lost=1))
     assert b"\r\nX-Forebay-Preempted: 2\r\n" in gateway.asked[0]
+    assert b"\r\nX-Forebay-Lost: 1\r\n" in gateway.asked[0]
 
 
 @pytest.mark.parametrize("piece", [0, 1, 7])

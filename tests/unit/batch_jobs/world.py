@@ -19,7 +19,7 @@ from fastapi import testclient
 
 from batch_jobs import commands, daemon, intake, model, routes, settings, sites
 from batch_jobs import store as stores
-from scheduler.contracts import clock, command_line, ports, requests
+from scheduler.contracts import clock, command_line, errors, ports, requests
 from scheduler.runtime.registry import database
 from tests import registries
 
@@ -72,11 +72,14 @@ class Reply:
     status: int = 200
     code: str = ""
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    blame: str = ""
 
 
 SHED = Reply(429, "overloaded", {"Retry-After": "0.001"})
 PREEMPTED = Reply(503, "preempted")
 LOST = Reply(502, "replica_lost")
+LOST_ALONE = Reply(502, "replica_lost", blame="alone")
+LOST_BESIDE = Reply(502, "replica_lost", blame="none")
 CUT = Reply(0)
 TOO_LONG = Reply(400, "context_length_exceeded")
 
@@ -138,6 +141,8 @@ class ScriptedGateway:
             answer: dict[str, Any] = {"choices": [{"message": {"content": text}}]}
         else:
             answer = {"error": {"code": reply.code, "message": f"said {reply.code}", "type": "x"}}
+            if reply.blame:
+                answer[errors.BLAME_FIELD] = reply.blame
         return web.json_response(answer, status=reply.status, headers=headers)
 
 

@@ -305,7 +305,7 @@ async def gateway(
     authenticator: ports.Authenticator | None = None,
     quotas: quota.Quotas | None = None,
     tracer: tracing.Tracer | None = None,
-    job_ended: Callable[[int], bool] | None = None,
+    job_fate: Callable[[int], usage.Outcome] | None = None,
     **options: Any,
 ) -> AsyncIterator[Served]:
     """Serve a gateway on free ports of loopback until the block ends."""
@@ -322,7 +322,7 @@ async def gateway(
         cluster="c1",
         quotas=quotas or quota.Unlimited(),
         tracer=tracer or tracing.NoTracer(),
-        job_ended=job_ended,
+        job_fate=job_fate,
     )
     found: asyncio.Future[server.Addresses] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(

@@ -71,14 +71,43 @@ LEAVES = replica.Lost("leaves", computed=True, kind=errors.Draining)
 BEGUN = (PROMPT, data(FIRST, 7, chars=1))
 
 
-def test_two_losses_are_the_limit_and_the_error_says_so() -> None:
+FAILED = replica.Lost("odd", computed=False, kind=errors.EngineFailed)
+
+
+def test_two_engines_that_fail_on_it_are_the_limit_and_the_error_says_so() -> None:
     losses = emitted.Losses(2, batch=False)
+    assert losses.after(FAILED, sent(), begun=False) is emitted.Next.RESTART
+    assert not losses.died
     assert losses.after(LOST, sent(*BEGUN), begun=True) is emitted.Next.RESUME
+    assert losses.died
+    assert losses.after(FAILED, sent(*BEGUN), begun=True) is emitted.Next.FAIL
+    error = losses.error()
+    assert (error.code, error.retry_after_s) == ("engine_failed", None)
+    assert "2 times" in error.message
+    assert "set aside" in error.message
+
+
+def test_losses_of_which_nobody_knows_who_is_at_fault_have_an_end_too() -> None:
+    losses = emitted.Losses(2, batch=False)
+    for _ in range(7):
+        assert losses.after(LOST, sent(*BEGUN), begun=True) is emitted.Next.RESUME
     assert losses.after(LOST, sent(*BEGUN), begun=True) is emitted.Next.FAIL
     error = losses.error()
-    assert (error.code, error.retry_after_s) == ("replica_lost", None)
-    assert "number 2" in error.message
-    assert "set aside" in error.message
+    assert (error.code, error.retry_after_s) == ("replica_lost", 1.0)
+    assert "set aside" not in error.message
+    once = emitted.Losses(1, batch=False)
+    assert once.after(LOST, sent(*BEGUN), begun=True) is emitted.Next.FAIL
+
+
+def test_an_answer_is_further_only_beyond_the_furthest_loss() -> None:
+    found = sent(*BEGUN, data(b"", *range(30)))
+    losses = emitted.Losses(2, batch=False)
+    losses.after(LOST, found, begun=False)
+    found.clear()
+    found.add(data(FIRST, *range(40)))
+    assert not found.further()
+    found.add(data(b"", *range(7)))
+    assert found.further()
 
 
 def test_replicas_that_leave_as_planned_are_no_loss() -> None:

@@ -8,7 +8,7 @@ from concurrent import futures
 import pytest
 
 from accounting import merge
-from scheduler.contracts import frames, resume, usage
+from scheduler.contracts import fleet, frames, resume, usage
 from tests.unit.gateway import harness
 from tests.unit.gateway.asking import http, two
 from tests.unit.gateway.test_quotas import book, used
@@ -34,9 +34,13 @@ def billed(rows: Sequence[usage.Row]) -> int:
     )
 
 
-@pytest.mark.parametrize("ended", [True, False, None], ids=["ended", "goes on", "nobody knows"])
+ENDED = (usage.Outcome.CANCELLED, usage.Outcome.EXPIRED)
+FATES = (*ENDED, usage.Outcome.PREEMPTED, usage.Outcome.CLIENT_GONE, None)
+
+
+@pytest.mark.parametrize("fate", FATES, ids=[*FATES[:-1], "nobody knows"])
 async def test_a_line_that_is_left_is_its_teams_where_the_team_ended_the_job(
-    ended: bool | None,
+    fate: usage.Outcome | None,
 ) -> None:
     """It goes on from 2 tokens of a journal, and has 3 more: the platform paid for the tries before."""
 
@@ -45,11 +49,11 @@ async def test_a_line_that_is_left_is_its_teams_where_the_team_ended_the_job(
         await out.send(frames.Frame.of(frames.Kind.DATA, b"", (9, 10, 11)))
         await out.gone()
 
-    def told(job_id: int) -> bool:
+    def told(job_id: int) -> usage.Outcome:
         assert job_id == 12
-        if ended is None:
+        if fate is None:
             raise OSError("the registry is down")
-        return ended
+        return fate
 
     quotas = book(tokens_per_day=1000)
     begun = resume.Resume((1, 2, 3, 4, 5), (7, 8), shown=2, cached_tokens=2)
@@ -61,7 +65,7 @@ async def test_a_line_that_is_left_is_its_teams_where_the_team_ended_the_job(
         "X-Forebay-Team": "physics",
         "X-Forebay-User": "ann",
     }
-    async with harness.one_replica(hangs, quotas=quotas, job_ended=told) as (served, _):
+    async with harness.one_replica(hangs, quotas=quotas, job_fate=told) as (served, _):
         async with (
             http(served) as session,
             session.stream("POST", CHAT, json=body, headers=headers) as answer,
@@ -72,9 +76,10 @@ async def test_a_line_that_is_left_is_its_teams_where_the_team_ended_the_job(
                 if known == 3:
                     break
         await harness.until(lambda: len(served.sink.rows) > 1 and not quotas.open)
-        assert billed(served.sink.rows) == used(quotas) == (10 if ended else 0)
+        assert billed(served.sink.rows) == used(quotas) == (10 if fate in ENDED else 0)
         (row,) = merge.merge(row for row in served.sink.rows if isinstance(row, usage.UsageRow))
-    if ended:
+    assert row.outcome is (fate or usage.Outcome.CLIENT_GONE)
+    if fate in ENDED:
         assert (row.uncached_prompt_tokens, row.cached_prompt_tokens, row.output_tokens) == (
             3,
             2,
@@ -82,17 +87,42 @@ async def test_a_line_that_is_left_is_its_teams_where_the_team_ended_the_job(
         )
 
 
+@pytest.mark.parametrize("fate", FATES[:-1])
+async def test_a_line_that_is_left_while_it_waits_says_why_too(fate: usage.Outcome) -> None:
+    quotas = book(tokens_per_day=1000)
+    headers = {
+        "Authorization": "Bearer svc",
+        "X-Forebay-Batch-Job": "12",
+        "X-Forebay-Team": "physics",
+    }
+    starting = harness.make_replica("r1", state=fleet.ReplicaState.STARTING)
+    async with (
+        harness.gateway(
+            harness.make_view([starting]), quotas=quotas, job_fate=lambda _: fate
+        ) as served,
+        http(served) as session,
+    ):
+        asked = asyncio.create_task(session.post(CHAT, json=harness.chat_body(), headers=headers))
+        await harness.until(lambda: quotas.open == 1)
+        asked.cancel()
+        await harness.until(lambda: bool(served.sink.rows) and not quotas.open)
+        (row,) = merge.merge(row for row in served.sink.rows if isinstance(row, usage.UsageRow))
+        assert row.outcome is fate
+        assert billed(served.sink.rows) == used(quotas) == 0
+
+
 async def test_a_registry_that_hangs_at_that_word_keeps_no_others_thread() -> None:
     """The way to the next broker and the quotas' books need threads too."""
     asked, going = threading.Event(), threading.Event()
 
-    def hangs(job_id: int) -> bool:
+    def hangs(job_id: int) -> usage.Outcome:
         asked.set()
-        return going.wait()
+        going.wait()
+        return usage.Outcome.CLIENT_GONE
 
     asyncio.get_running_loop().set_default_executor(futures.ThreadPoolExecutor(1))
     headers = {"Authorization": "Bearer svc", "X-Forebay-Batch-Job": "12"}
-    async with harness.one_replica(harness.hang, job_ended=hangs) as (served, _):
+    async with harness.one_replica(harness.hang, job_fate=hangs) as (served, _):
         async with (
             http(served) as session,
             session.stream(
