@@ -16,6 +16,7 @@ class _Named(msgspec.Struct):
     model: str
 
 
+_RESPONSES = requests.Endpoint.RESPONSES
 _named = msgspec.json.Decoder(_Named).decode
 
 
@@ -27,15 +28,26 @@ def body(request: requests.InferenceRequest, begun: resume.Resume | None = None)
         begun: the beginning of the answer, if the replica shall go on from one.
     """
     name = request.adapter or request.model
-    if begun is None and request.raw and not _may_have_ours(request.raw, request.body):
+    own = begun is None and bool(request.raw) and not _has_nulls(request)
+    if own and not _may_have_ours(request.raw, request.body):
         ready = _renamed(request.raw, request.body["model"], name)
         if ready is not None:
             return ready
     fields = {key: value for key, value in request.body.items() if not key.startswith("forebay_")}
+    if request.endpoint is _RESPONSES:
+        fields = {key: value for key, value in fields.items() if value is not None}
     fields["model"] = name
     if begun is not None:
         fields[resume.FIELD] = begun.to_json()
     return msgspec.json.encode(fields)
+
+
+def _has_nulls(request: requests.InferenceRequest) -> bool:
+    """Return whether a body says null of what vLLM's answer would then have to say null of, and can't.
+
+    OpenAI's interface means the same by null as by nothing, and some clients send all that they could.
+    """
+    return request.endpoint is _RESPONSES and None in request.body.values()
 
 
 def _may_have_ours(raw: bytes, body: Mapping[str, Any]) -> bool:

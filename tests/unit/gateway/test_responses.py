@@ -11,6 +11,7 @@ import pytest
 from gateway import asks, checks, fingerprints
 from scheduler.contracts import errors, frames, ids, requests, usage
 from tests.unit.gateway import harness
+from tests.unit.gateway.asking import http
 
 PATH = requests.Endpoint.RESPONSES.value
 RESPONSE = {
@@ -217,3 +218,14 @@ def test_it_shares_its_prefix_with_a_chat_of_the_same_words() -> None:
     items = [{"role": "user", "content": [{"type": "input_text", "text": user}]}]
     assert fingerprints.of(ask({"instructions": system, "input": items})) == one
     assert fingerprints.of(ask({"instructions": "t" * 700, "input": user})) != one
+
+
+async def test_what_is_null_is_not_said() -> None:
+    """vLLM puts what was asked into the answer's opening, and can't say null of some of it."""
+    async with harness.one_replica(hi) as (served, fake), http(served) as session:
+        body = {"model": "chat", "input": "Hello", "background": None, "truncation": None}
+        assert (await session.post(PATH, json=body)).status_code == 200
+        assert fake.received[0].body == {"model": "chat", "input": "Hello"}
+        chat = harness.chat_body(stop=None)  # elsewhere a body passes as it is
+        await session.post("/v1/chat/completions", json=chat)
+        assert fake.received[1].body == chat
