@@ -74,7 +74,8 @@ _NAMED = """
 _PRICED = """coalesce(uncached_prompt_tokens::HUGEINT * price_uncached_prompt
       + cached_prompt_tokens::HUGEINT * price_cached_prompt + output_tokens::HUGEINT * price_output, 0)"""
 
-# A batch line that is sent again is a new request: its attempts are found by the line's own name.
+# A batch line that is sent again is a new request, whose attempts begin at 1 as every request's do: a line's
+# attempts are found by its own name, and numbered anew in the order in which they came.
 _ATTEMPTS = f"""
 WITH seen AS (
   SELECT usage.*, CASE WHEN batch_job_id > 0 THEN custom_id ELSE '' END AS line,
@@ -88,8 +89,13 @@ WITH seen AS (
 )
 """  # noqa: S608 - constants of this module only
 
-_EACH = f"""{_ATTEMPTS}
-SELECT * EXCLUDE (line, single), 1 AS attempts FROM seen
+_EACH = f"""{_ATTEMPTS}, numbered AS (
+  SELECT * REPLACE (CASE WHEN batch_job_id > 0 THEN row_number() OVER (
+      PARTITION BY batch_job_id, line, single ORDER BY arrived_us, request_id, attempt
+    ) ELSE attempt END AS attempt)
+  FROM seen
+)
+SELECT * EXCLUDE (line, single), 1 AS attempts FROM numbered
 WHERE len($outcomes::VARCHAR[]) = 0 OR list_contains($outcomes::VARCHAR[], outcome)
 ORDER BY arrived_us, request_id, attempt LIMIT $limit
 """  # noqa: S608 - as above
@@ -114,6 +120,7 @@ SELECT * EXCLUDE (line, single, place, all_attempts, all_uncached, all_cached, a
     all_priced, first_arrived, first_started, first_first_token)
   REPLACE (all_uncached AS uncached_prompt_tokens, all_cached AS cached_prompt_tokens,
     all_output AS output_tokens, all_platform AS platform_tokens, all_priced AS priced,
+    CASE WHEN batch_job_id > 0 THEN all_attempts ELSE attempt END AS attempt,
     first_arrived AS arrived_us,
     coalesce(first_started, 0) AS started_us, coalesce(first_first_token, 0) AS first_token_us),
   all_attempts AS attempts

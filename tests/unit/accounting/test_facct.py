@@ -74,6 +74,18 @@ def test_every_attempt_and_states(run: commanding.Run) -> None:
     assert run("facct -P -n -s PENDING -o jobid") == ""
 
 
+def test_a_line_that_was_sent_again_has_its_attempts_numbered_through(run: commanding.Run) -> None:
+    """Each try of the batch runner is a request of its own, whose attempts begin at 1."""
+    asked = "facct -P -n -j 12 -o jobid,requestid,attempt,attempts,state"
+    assert run(f"{asked} -D").splitlines()[1:] == [
+        "12.x|b1|1|1|PREEMPTED",
+        "12.x|b2|2|1|COMPLETED",
+        "12.y|b3|1|1|COMPLETED",
+    ]
+    assert run(asked).splitlines()[1:] == ["12.x|b2|2|2|COMPLETED", "12.y|b3|1|1|COMPLETED"]
+    assert run(f"{asked} -D -s CD").splitlines()[0] == "12.x|b2|2|1|COMPLETED"
+
+
 def test_users_and_teams(run: commanding.Run) -> None:
     assert run("facct -P -n -X -o jobid", who=world.ANN) == "q1\n"
     assert run("facct -P -n -X -A red -o jobid") == "q1\nr1\n"
