@@ -220,7 +220,9 @@ def _awaited(known: argparse.Namespace, around: submitting.Surroundings) -> int:
         raise command_line.CommandError("--wait: for which jobs? Give -j with their ids")
     params = {"ids": _ids(known.jobs)}
     listed = command_line.patiently(
-        lambda: around.api.call("GET", _JOBS, params=params).json["jobs"], around.pause
+        lambda: around.api.call("GET", _JOBS, params=params).json["jobs"],
+        around.pause,
+        tell=lambda words: command_line.say(f"fqueue: {words}", around.err),
     )
     for word in known.jobs.split(","):
         if not _tasks(listed, word):

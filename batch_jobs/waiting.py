@@ -13,6 +13,7 @@ _EACH_S = 0.5
 _MOST_S = 10.0  # between two looks, where nobody watches
 
 Show = Callable[[Mapping[str, Any]], None]
+Say = Callable[[str], None]
 
 
 def until_done(
@@ -44,10 +45,16 @@ def until_done(
     waited_s = 0.0
     after = 0
     ask = functools.partial(api.call, "GET", f"/forebay/v1/jobs/{job_id}")
-    with _display(err, quiet=quiet) as show:
+    with _display(err, quiet=quiet) as (show, say):
+
+        def patiently(ask: Callable[[], ports.ApiResponse]) -> Any:
+            return command_line.patiently(
+                ask, pause, tell=lambda words: say(f"job {job_id}: {words}")
+            ).json
+
         while True:
-            job: Mapping[str, Any] = command_line.patiently(ask, pause).json
-            after = _follow(job_id, after, api, follow, pause)
+            job: Mapping[str, Any] = patiently(ask)
+            after = _follow(job_id, after, api, follow, patiently)
             show(job)
             if model.State(job["state"]).final:
                 break
@@ -73,13 +80,13 @@ def _follow(
     after: int,
     api: ports.Api,
     out: TextIO | None,
-    pause: Callable[[float], None],
+    patiently: Callable[[Callable[[], ports.ApiResponse]], Any],
 ) -> int:
     """Print the answers that have come since; returns the place behind what is printed."""
     while out is not None:
         params = {"after": str(after)}
         ask = functools.partial(api.call, "GET", f"/forebay/v1/jobs/{job_id}/follow", params=params)
-        said = command_line.patiently(ask, pause).json
+        said = patiently(ask)
         after = said["next"]
         for line in said["lines"]:
             out.write(line)
@@ -138,18 +145,19 @@ def summary(job: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _display(err: TextIO, *, quiet: bool) -> Iterator[Show]:
+def _display(err: TextIO, *, quiet: bool) -> Iterator[tuple[Show, Say]]:
+    """Give what shows a job's state, and what says a line beside it."""
     if quiet:
-        yield lambda job: None
+        yield lambda job: None, lambda words: None
     elif command_line.colour(err):
-        with _bar(err) as show:
-            yield show
+        with _bar(err) as both:
+            yield both
     else:
-        yield _Plain(err)
+        yield _Plain(err), functools.partial(command_line.say, out=err)
 
 
 @contextlib.contextmanager
-def _bar(err: TextIO) -> Iterator[Show]:
+def _bar(err: TextIO) -> Iterator[tuple[Show, Say]]:
     from rich import console, progress
 
     with progress.Progress(
@@ -177,7 +185,11 @@ def _bar(err: TextIO) -> Iterator[Show]:
                 speed=speed(job),
             )
 
-        yield show
+        def say(words: str) -> None:
+            # The bar stands below it; nothing in it is markup.
+            shown.console.print(command_line.printable(words), markup=False, highlight=False)
+
+        yield show, say
 
 
 class _Plain:

@@ -104,6 +104,7 @@ def patiently(
     ask: Callable[[], T],
     pause: Callable[[float], None],
     clock: Callable[[], float] = time.monotonic,
+    tell: Callable[[str], None] = lambda words: None,
 ) -> T:
     """Ask again for a minute, the time of answers that never came included; returns the answer.
 
@@ -111,6 +112,7 @@ def patiently(
         ask: asks; it must do no harm to ask twice.
         pause: waits for so many seconds.
         clock: seconds that only grow.
+        tell: hears once that there is no answer, and once that there is one again.
 
     Raises:
         CommandError: there was none; where nobody answered its code is `UNANSWERED`.
@@ -119,14 +121,20 @@ def patiently(
     while True:
         began = clock()
         try:
-            return ask()
+            answer = ask()
         except CommandError as error:
+            if not failing_s:
+                tell(f"{error}; waiting, a minute at most")
             failing_s += clock() - began + _EACH_S
             if failing_s >= _PATIENCE_S:
                 if isinstance(error, Unanswered):
                     error.code = UNANSWERED
                 raise
             pause(_EACH_S)
+        else:
+            if failing_s:
+                tell("the gateway answers again")
+            return answer
 
 
 def printable(text: str) -> str:

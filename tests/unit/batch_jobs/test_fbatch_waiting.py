@@ -77,9 +77,14 @@ def test_wait_exits_with_the_worst_line(tmp_path: Path, last: model.BatchJob, co
     assert found == code
     assert out.getvalue() == "Submitted batch job 7\n"
     lines = err.getvalue().splitlines()
-    assert lines[:2] == ["job 7 PENDING 0/4", "job 7 RUNNING 2/4"]
-    assert lines[2].startswith(f"job 7 {last.state}: {last.counts.ok} of 4 lines answered")
-    assert ("fbatch-7.err.jsonl" in lines[2]) is bool(last.counts.failed)
+    assert lines[:4] == [
+        "job 7 PENDING 0/4",
+        "job 7: gateway does not answer; waiting, a minute at most",
+        "job 7: the gateway answers again",
+        "job 7 RUNNING 2/4",
+    ]
+    assert lines[4].startswith(f"job 7 {last.state}: {last.counts.ok} of 4 lines answered")
+    assert ("fbatch-7.err.jsonl" in lines[4]) is bool(last.counts.failed)
     assert len(paused) == 3
 
 
@@ -157,6 +162,29 @@ def test_a_gateway_that_is_away_for_a_minute_is_told_from_a_refusal(
         return "here"
 
     assert command_line.patiently(later, waited.append) == "here"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_gateway_that_is_away_is_told_once_and_that_it_is_back_once(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    running, ended = scene(model.State.RUNNING, 2), scene(model.State.COMPLETED, 4)
+    away = [running, None, None, running, None, None, None, ended]
+    err = commanding.Terminal() if terminal else io.StringIO()
+    code = waiting.until_done(
+        7, api=Scenes(*away), err=err, pause=lambda _: None, folder=None, follow=None
+    )
+    text = " ".join(err.getvalue().split())
+    assert code == 0
+    assert text.count("job 7: gateway does not answer; waiting, a minute at most") == 2
+    assert text.count("job 7: the gateway answers again") == 2
+    quiet = io.StringIO()
+    waiting.until_done(
+        7, api=Scenes(*away), err=quiet, pause=lambda _: None, folder=None, quiet=True
+    )
+    assert not quiet.getvalue()
 
 
 def test_a_minute_is_a_minute_though_each_try_takes_half_of_it() -> None:
