@@ -15,7 +15,7 @@ import pytest
 
 from scheduler.contracts import frames
 from tests.contract import engine_vllm
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -76,9 +76,9 @@ async def test_through_a_gateway(
 ) -> None:
     secret = tmp_path_factory.mktemp("gateway") / "secret"
     secret.write_text(engine_vllm.SECRET)
-    behind = harness.make_replica("r1", address=replica.address, secret_file=str(secret))
+    behind = fleets.make_replica("r1", address=replica.address, secret_file=str(secret))
     async with (
-        harness.gateway(harness.make_view([behind])) as served,
+        harness.gateway(fleets.make_view([behind])) as served,
         openai.DefaultAsyncHttpxClient(trust_env=False, verify=False, timeout=60) as http,
         openai.AsyncOpenAI(
             base_url=f"{served.http}/v1", api_key="ann", http_client=http, max_retries=0

@@ -14,7 +14,7 @@ import uvloop
 from forebay import lifeline
 from gateway import dependencies, server, settings
 from scheduler.contracts import clock, fleet, ports, usage
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 
 class CountingSink:
@@ -40,7 +40,7 @@ def main(argument: str) -> None:
     told: dict[str, Any] = json.loads(argument)
     sink = CountingSink()
     seats = told["settings"].pop("replica_seats", 256)
-    replica = harness.make_replica(
+    replica = fleets.make_replica(
         "r1",
         address=told["address"],
         secret_file=told["secret_file"],
@@ -50,7 +50,7 @@ def main(argument: str) -> None:
     deps = dependencies.Dependencies(
         settings=settings.GatewaySettings(http_port=0, grpc_port=0, **told["settings"]),
         authenticator=ports.StaticKeys(harness.KEYS),
-        fleet=ports.StaticFleet(harness.make_view([replica])),
+        fleet=ports.StaticFleet(fleets.make_view([replica])),
         sink=sink,
         clock=clock.SystemClock(),
         cluster="c1",

@@ -17,7 +17,7 @@ from gateway import dependencies, server, settings
 from scheduler.contracts import clock, ports
 from scheduler.runtime import quota_keeper
 from scheduler.runtime.registry import database, store
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 REFRESH_S = 0.1
 
@@ -28,13 +28,13 @@ async def serve(told: dict[str, Any]) -> None:
     registry = store.Registry.open(database.sqlite_url(state))
     keeper = quota_keeper.Keeper(registry.quotas, time, refresh_s=REFRESH_S)
     sink = spool.Spool(state / "spool", f"gateway-{os.getpid()}", clock=time)
-    replica = harness.make_replica(
+    replica = fleets.make_replica(
         "r1", address=told["address"], secret_file=told["secret_file"], seats=told["seats"]
     )
     deps = dependencies.Dependencies(
         settings=settings.GatewaySettings(http_port=0, grpc_port=0, **told["settings"]),
         authenticator=ports.StaticKeys(harness.KEYS),
-        fleet=ports.StaticFleet(harness.make_view([replica])),
+        fleet=ports.StaticFleet(fleets.make_view([replica])),
         sink=sink,
         clock=time,
         cluster="c1",

@@ -11,7 +11,7 @@ import pytest
 
 from scheduler.contracts import usage
 from tests.integration import lease_site, simulated_replica
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 CHAT = "/v1/chat/completions"
 TOKENS = 700  # of 5 ms: a stream lasts for 3.5 s at least, the limit is far below
@@ -50,11 +50,11 @@ async def test_streams_outlive_their_replicas_time_s6(tmp_path: Path, how: str) 
     ):
         site.want(lease_site.desired(model="chat", **STEP))
         report = await site.serving()
-        old = harness.make_replica(
+        old = fleets.make_replica(
             "r-1", address=report.address, secret_file=report.secret_file, seats=4
         )
         async with (
-            harness.gateway(harness.make_view([old], adapters=())) as served,
+            harness.gateway(fleets.make_view([old], adapters=())) as served,
             httpx.AsyncClient(
                 base_url=served.http, headers=harness.ANN_AUTH, trust_env=False, timeout=60
             ) as http,
@@ -62,7 +62,7 @@ async def test_streams_outlive_their_replicas_time_s6(tmp_path: Path, how: str) 
             streams = [asyncio.create_task(stream(http, str(n))) for n in range(3)]
             await site.broker.until(lambda r: r.slots[0].replicas[0].stats.interactive == 3)
             # The gateway may hear of it late: to a replica that drains it is told to go elsewhere.
-            both = harness.make_view([old, heir.replica], revision=2, adapters=())
+            both = fleets.make_view([old, heir.replica], revision=2, adapters=())
             served.fleet.set(both)
             if how == "drain":
                 site.want(lease_site.desired(model="chat", run=False, drain_s=1.0, **STEP))
@@ -71,7 +71,7 @@ async def test_streams_outlive_their_replicas_time_s6(tmp_path: Path, how: str) 
             await site.broker.until(lambda r: lease_site.state(r, "r-1") == "draining")
             late = await http.post(CHAT, json={**body("late"), "max_tokens": 3})
             texts = await asyncio.gather(*streams)
-            served.fleet.set(harness.make_view([heir.replica], revision=3, adapters=()))
+            served.fleet.set(fleets.make_view([heir.replica], revision=3, adapters=()))
             alone = [http.post(CHAT, json=body(str(n))) for n in range(3)]
             whole = [answer.json() for answer in await asyncio.gather(*alone)]
             await site.broker.until(lambda r: lease_site.state(r, "r-1") == "stopped")

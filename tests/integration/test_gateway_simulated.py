@@ -14,7 +14,7 @@ import openai
 from scheduler.contracts import usage
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
 from tests.integration import simulated_replica
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 CHAT = "/v1/chat/completions"
 QUICK = {"time-scale": 0.05}
@@ -31,7 +31,7 @@ async def system(
             await stack.enter_async_context(simulated_replica.running(tmp, name, **args))
             for name in names
         ]
-        view = harness.make_view([one.replica for one in replicas], adapters=())
+        view = fleets.make_view([one.replica for one in replicas], adapters=())
         served = await stack.enter_async_context(harness.gateway(view, **options))
         yield served, replicas
 

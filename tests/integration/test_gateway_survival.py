@@ -21,7 +21,7 @@ import pytest
 from scheduler.contracts import usage
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
 from tests.contract import engine_vllm, seams
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -107,9 +107,9 @@ class Fleet:
 
     def tell(self) -> None:
         """Give the gateway the view of those that live."""
-        view = harness.make_view(
+        view = fleets.make_view(
             [
-                harness.make_replica(
+                fleets.make_replica(
                     one.id,
                     address=one.address,
                     secret_file=str(self.server.folder / "secret"),
@@ -117,7 +117,7 @@ class Fleet:
                 )
                 for one in self.replicas.values()
             ],
-            revision=(self.served.fleet.view() or harness.make_view([])).revision + 1,
+            revision=(self.served.fleet.view() or fleets.make_view([])).revision + 1,
             adapters=(),
         )
         self.served.fleet.set(view)

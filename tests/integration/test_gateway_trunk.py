@@ -15,7 +15,7 @@ from starlette import types
 from engines.replica import app, engine, server
 from scheduler.contracts import usage
 from tests.unit.engines import asgi, scripted
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 CHAT = "/v1/chat/completions"
 TOKENS = 40
@@ -49,9 +49,9 @@ async def site(
     secret = tmp / "secret"
     secret.write_text(asgi.SECRET)
     async with server.listening(stack, "127.0.0.1") as (address, _):
-        one = harness.make_replica("r1", address=address, secret_file=str(secret), seats=64)
+        one = fleets.make_replica("r1", address=address, secret_file=str(secret), seats=64)
         async with (
-            harness.gateway(harness.make_view([one])) as served,
+            harness.gateway(fleets.make_view([one])) as served,
             httpx.AsyncClient(
                 base_url=served.http, headers=harness.ANN_AUTH, trust_env=False, timeout=30
             ) as client,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway import asks, dependencies, local_room, local_waiter, settings
 from scheduler.contracts import clock, ids, ports, quota, requests, usage
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 I, S, B = requests.Tier.INTERACTIVE, requests.Tier.STANDARD, requests.Tier.BATCH  # noqa: E741 - tiers
 AFTER_S = 5.0
@@ -36,9 +36,9 @@ class Model:
         self.lengths: Iterator[float] = itertools.cycle(lengths)
         self.names = itertools.count()
         made = [
-            harness.make_replica(f"r{number}", seats=seats) for number, seats in enumerate(replicas)
+            fleets.make_replica(f"r{number}", seats=seats) for number, seats in enumerate(replicas)
         ]
-        self.source = ports.StaticFleet(harness.make_view(made, max_context=65536))
+        self.source = ports.StaticFleet(fleets.make_view(made, max_context=65536))
         deps = dependencies.Dependencies(
             settings.GatewaySettings(**options),  # type: ignore[arg-type]  # names of numbers
             ports.StaticKeys(harness.KEYS),

@@ -9,7 +9,7 @@ import pytest
 
 from gateway import local_waiter
 from scheduler.contracts import clock, errors, fleet, ids, quota, requests
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets
 from tests.unit.gateway.test_room_rules import ask, room
 
 
@@ -18,7 +18,7 @@ async def test_the_load_returns_to_zero_through_refusals_losses_and_cancellation
     seed: int,
 ) -> None:
     draws, time = random.Random(seed), clock.FakeClock()
-    replicas = [harness.make_replica(f"r{n}", seats=draws.randint(1, 3)) for n in range(3)]
+    replicas = [fleets.make_replica(f"r{n}", seats=draws.randint(1, 3)) for n in range(3)]
     made, source = room(time, *replicas, queue_interactive=8, queue_standard=8, queue_batch=8)
     there: list[local_waiter.LocalWaiter] = []
     waits: list[asyncio.Task[object]] = []
@@ -64,7 +64,7 @@ async def test_the_load_returns_to_zero_through_refusals_losses_and_cancellation
                 dataclasses.replace(each, stats=stats, incarnation=draws.choice([1, 2]))
                 for each in kept
             ]
-            source.set(harness.make_view(fresh, revision=step + 2, max_context=65536))
+            source.set(fleets.make_view(fresh, revision=step + 2, max_context=65536))
             made.tick()
         elif kind == "time":
             await time.advance(draws.choice([0.1, 2.0]))

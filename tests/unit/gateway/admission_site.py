@@ -11,7 +11,7 @@ from typing import Any
 from gateway import asks, dependencies, local_room, settings, waiting
 from gateway.admission import dialing, place, remote, rooms
 from scheduler.contracts import clock, errors, fleet, ids, ports, quota, requests, usage
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 I, B = requests.Tier.INTERACTIVE, requests.Tier.BATCH  # noqa: E741 - tiers
 TOKEN = "t0ken"
@@ -143,4 +143,4 @@ async def turn(room: waiting.Room, waiter: waiting.Waiter) -> waiting.Grant:
     return await asyncio.wait_for(room.wait(waiter), 20)
 
 
-ONE = harness.make_view([harness.make_replica("r1", seats=1)])
+ONE = fleets.make_view([fleets.make_replica("r1", seats=1)])

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from scheduler.contracts import fleet
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 
 @contextlib.asynccontextmanager
@@ -44,7 +44,7 @@ async def two(
         ):
             r1, r2 = one.replica(Path(name)), other.replica(Path(name))
             waiting = dataclasses.replace(r2, state=fleet.ReplicaState.WARM)
-            second_view.append(harness.make_view([r1, r2], revision=2))
-            async with harness.gateway(harness.make_view([r1, waiting]), **options) as served:
+            second_view.append(fleets.make_view([r1, r2], revision=2))
+            async with harness.gateway(fleets.make_view([r1, waiting]), **options) as served:
                 holder.append(served)
                 yield served, one, other

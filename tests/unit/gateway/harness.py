@@ -8,7 +8,7 @@ import socket
 import struct
 import tempfile
 import urllib.parse
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from scheduler.contracts import (
     clock,
     fleet,
     frames,
-    ids,
     ports,
     quota,
     requests,
@@ -25,6 +24,7 @@ from scheduler.contracts import (
     trunks,
     usage,
 )
+from tests.unit.gateway import fleets
 
 SECRET = "s3cret"
 NO_TRUNK = b"HTTP/1.1 404 X\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -184,7 +184,9 @@ class FakeReplica:
     def replica(self, tmp: Path, **changes: Any) -> fleet.Replica:
         secret = tmp / f"{self.name}.secret"
         secret.write_text(SECRET)
-        return make_replica(self.name, address=self.address, secret_file=str(secret), **changes)
+        return fleets.make_replica(
+            self.name, address=self.address, secret_file=str(secret), **changes
+        )
 
 
 async def _read(reader: asyncio.StreamReader) -> Received | None:
@@ -198,41 +200,6 @@ async def _read(reader: asyncio.StreamReader) -> Received | None:
     body = await reader.readexactly(int(headers.get("content-length", "0")))
     assert headers["authorization"] == f"Bearer {SECRET}"
     return Received(first.split()[1], headers, json.loads(body))
-
-
-def make_replica(name: str, **changes: Any) -> fleet.Replica:
-    """Return a serving replica of model chat with 8 seats and fresh statistics."""
-    spec_names = {field.name for field in dataclasses.fields(fleet.ReplicaSpec)}
-    spec = {
-        "model": "chat",
-        "version": "1",
-        "engine": fleet.EngineKind.SIMULATED,
-        "adapters": {"poet": "/adapters/poet"},
-        **{key: changes.pop(key) for key in list(changes) if key in spec_names},
-    }
-    fields: dict[str, Any] = {
-        "replica_id": ids.ReplicaId(name),
-        "cluster": "c1",
-        "lease_id": ids.LeaseId("l-1"),
-        "slot_id": ids.SlotId("l-1.s0"),
-        "slurm_job_id": "4711",
-        "node": "n1",
-        "state": fleet.ReplicaState.SERVING,
-        "role": fleet.Role.SHARED,
-        "address": "127.0.0.1:1",
-        "incarnation": 1,
-        "stats": fleet.ReplicaStats(at_us=1, seats=8),
-        **changes,
-    }
-    return fleet.Replica(spec=fleet.ReplicaSpec(**spec), **fields)
-
-
-def make_view(
-    replicas: Sequence[fleet.Replica], revision: int = 1, **route: Any
-) -> fleet.FleetView:
-    """Return a view with model chat, version 1, adapter poet."""
-    fields = {"weights": {"1": 100}, "max_context": 2048, "adapters": ("poet",), **route}
-    return fleet.FleetView(1, revision, {"chat": fleet.Route("chat", **fields)}, tuple(replicas))
 
 
 @dataclasses.dataclass
@@ -348,7 +315,7 @@ async def one_replica(script: Script, **options: Any) -> AsyncIterator[tuple[Ser
     with tempfile.TemporaryDirectory() as tmp:
         async with FakeReplica(script).listening() as fake:
             changes = options.pop("replica", {})
-            view = make_view([fake.replica(Path(tmp), **changes)])
+            view = fleets.make_view([fake.replica(Path(tmp), **changes)])
             async with gateway(view, **options) as served:
                 yield served, fake
 

@@ -12,7 +12,7 @@ import pytest
 from gateway import local_room
 from gateway.admission import ownership, place, rooms, split
 from scheduler.contracts import errors, fleet, ids, ports, quota
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 from tests.unit.gateway.admission_site import (
     ONE,
     TOKEN,
@@ -66,8 +66,8 @@ class Host:
 
 
 async def test_hosts_split_the_models_and_a_lost_host_moves_its_own() -> None:
-    replica = harness.make_replica("r1", seats=1)
-    view = harness.make_view([replica])
+    replica = fleets.make_replica("r1", seats=1)
+    view = fleets.make_view([replica])
     async with Host("g1", view).up() as one, Host("g2", view).up() as two:
         gateways = tuple(fleet.Gateway(host.name, host.address) for host in (one, two))
         named = ownership.owner("chat", gateways)
@@ -132,8 +132,8 @@ def two_hosts(
 
 
 async def test_a_stream_that_moves_while_it_waits_keeps_its_version() -> None:
-    view = harness.make_view(
-        [harness.make_replica("r1", seats=1, version="2"), harness.make_replica("r2")],
+    view = fleets.make_view(
+        [fleets.make_replica("r1", seats=1, version="2"), fleets.make_replica("r2")],
         weights={"1": 50, "2": 50},
     )
     room, live, other = two_hosts(view)
@@ -150,7 +150,7 @@ async def test_a_stream_that_moves_while_it_waits_keeps_its_version() -> None:
 
 
 async def test_a_refusal_after_a_move_is_told_as_what_it_is() -> None:
-    view = harness.make_view([harness.make_replica("r1", seats=1)])
+    view = fleets.make_view([fleets.make_replica("r1", seats=1)])
     room, live, other = two_hosts(view, Book())
     other.enter(ask("b"))
     waiter = room.enter(msgspec.structs.replace(ask("a"), team="poor"))

@@ -11,7 +11,7 @@ import pytest
 
 from gateway import checks, settings
 from scheduler.contracts import errors, ports, requests
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -168,7 +168,7 @@ async def test_a_surprise_has_openais_shape() -> None:
     async def broken() -> None:
         raise OverflowError("Python int too large")
 
-    async with harness.gateway(harness.make_view([]), routers=[router]) as served:
+    async with harness.gateway(fleets.make_view([]), routers=[router]) as served:
         async with httpx.AsyncClient(
             base_url=served.http, trust_env=False, verify=False
         ) as session:
@@ -271,7 +271,7 @@ class _Expired(ports.StaticKeys):
 
 
 async def test_expired_key_is_told_apart_from_a_wrong_one() -> None:
-    view = harness.make_view([])
+    view = fleets.make_view([])
     async with harness.gateway(view, authenticator=_Expired({})) as served:
         response = await post(served, json=harness.chat_body())
         assert response.status_code == 401

@@ -3,12 +3,12 @@
 import dataclasses
 
 from scheduler.contracts import clock, fleet, observed
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets
 from tests.unit.gateway.test_room_rules import B, S, ask, room
 
 REPLICAS = (
-    harness.make_replica("r1", seats=2),
-    harness.make_replica("r2", version="long", seats=1),
+    fleets.make_replica("r1", seats=2),
+    fleets.make_replica("r2", version="long", seats=1),
 )
 POOLED = fleet.Route(
     "chat", {"1": 100}, max_context=65536, pools=(fleet.Pool(100, "long", 65536),),
@@ -18,7 +18,7 @@ POOLED = fleet.Route(
 
 async def test_each_version_has_what_waits_and_runs_and_came(fake_clock: clock.FakeClock) -> None:
     made, source = room(fake_clock, *REPLICAS)
-    view = harness.make_view(REPLICAS, max_context=65536)
+    view = fleets.make_view(REPLICAS, max_context=65536)
     source.set(dataclasses.replace(view, revision=2, routes={"chat": POOLED}))
     short = made.enter(ask("short"))
     kept = [made.enter(ask(f"long-{n}", prompt_tokens=500)) for n in range(3)]

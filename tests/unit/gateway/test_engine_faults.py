@@ -8,7 +8,7 @@ import pytest
 
 from gateway import placing
 from scheduler.contracts import clock, errors, frames
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 from tests.unit.gateway.asking import http, two
 from tests.unit.gateway.test_room_rules import Book, ask, room
 
@@ -49,7 +49,7 @@ async def test_a_request_that_every_engine_fails_on_is_set_aside_in_clear_words(
         ):
             replicas = [one.replica(Path(name)), other.replica(Path(name))]
             async with (
-                harness.gateway(harness.make_view(replicas)) as served,
+                harness.gateway(fleets.make_view(replicas)) as served,
                 http(served) as session,
             ):
                 answer = await session.post(CHAT, json=harness.chat_body())
@@ -71,7 +71,7 @@ async def test_whatever_ends_an_entry_gives_back_what_it_took(
     kind: type[Exception], fake_clock: clock.FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     book = Book()
-    made, _ = room(fake_clock, harness.make_replica("r1"), book=book)
+    made, _ = room(fake_clock, fleets.make_replica("r1"), book=book)
 
     def breaks(name: str) -> None:
         raise kind("a fault of ours")
@@ -90,7 +90,7 @@ async def test_what_failed_on_an_engine_waits_for_another_and_holds_up_nobody(
     fake_clock: clock.FakeClock,
 ) -> None:
     """It goes back to the same replica only where there is no other."""
-    one, two_ = harness.make_replica("r1", seats=2), harness.make_replica("r2", seats=1)
+    one, two_ = fleets.make_replica("r1", seats=2), fleets.make_replica("r2", seats=1)
     made, source = room(fake_clock, one, two_)
     sits = made.adopt(ask("sits"), two_, "1")
     failed = made.enter(ask("failed"))
@@ -107,7 +107,7 @@ async def test_what_failed_on_an_engine_waits_for_another_and_holds_up_nobody(
     assert failed.open is not None
     assert failed.open.replica.replica_id == "r2"
     failed.open.close()
-    source.set(harness.make_view([one], revision=2, max_context=65536))
+    source.set(fleets.make_view([one], revision=2, max_context=65536))
     made.tick()
     made.again(failed, avoid="r1")
     assert failed.open is not None

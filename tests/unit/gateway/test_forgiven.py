@@ -9,7 +9,7 @@ import pytest
 
 from accounting import merge
 from scheduler.contracts import fleet, frames, resume, usage
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 from tests.unit.gateway.asking import http, two
 from tests.unit.gateway.test_quotas import book, used
 from tests.unit.gateway.test_survival import BEGIN, CHAT, dies, goes_on, text, token
@@ -95,10 +95,10 @@ async def test_a_line_that_is_left_while_it_waits_says_why_too(fate: usage.Outco
         "X-Forebay-Batch-Job": "12",
         "X-Forebay-Team": "physics",
     }
-    starting = harness.make_replica("r1", state=fleet.ReplicaState.STARTING)
+    starting = fleets.make_replica("r1", state=fleet.ReplicaState.STARTING)
     async with (
         harness.gateway(
-            harness.make_view([starting]), quotas=quotas, job_fate=lambda _: fate
+            fleets.make_view([starting]), quotas=quotas, job_fate=lambda _: fate
         ) as served,
         http(served) as session,
     ):

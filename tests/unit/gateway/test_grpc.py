@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from gateway import grpc_server
 from scheduler.contracts import errors, fleet, frames, requests, usage
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 ANN = (("authorization", "Bearer ann"),)
 BOB = (("authorization", "Bearer bob"),)
@@ -306,7 +306,7 @@ def test_openai_body_names_the_first_fault() -> None:
 
 
 async def test_calls_and_metadata_are_bounded() -> None:
-    small = harness.gateway(harness.make_view([]), grpc_calls=1)
+    small = harness.gateway(fleets.make_view([]), grpc_calls=1)
     async with small as served, stub(served) as api:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await api.ListModels(

@@ -11,7 +11,7 @@ import grpc
 from gateway import grpc_endings, grpc_server
 from scheduler.contracts import usage
 from scheduler.contracts.v1 import forebay_pb2
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 from tests.unit.gateway.test_grpc import ANN, chat, stub
 
 SHORT: dict[str, Any] = {"client_stall_s": 0.1, "body_bytes_per_s": 2**40, "grpc_calls": 1}
@@ -58,7 +58,7 @@ async def test_who_reads_nothing_of_a_whole_answer_keeps_no_place(tmp_path: Path
     async with (
         harness.FakeReplica(embeds).listening() as fake,
         harness.gateway(
-            harness.make_view([fake.replica(tmp_path)], runner="embed"), **SHORT
+            fleets.make_view([fake.replica(tmp_path)], runner="embed"), **SHORT
         ) as served,
         grpc.aio.insecure_channel(served.grpc, options=[("grpc.enable_http_proxy", 0)]) as channel,
     ):

@@ -8,7 +8,7 @@ import pytest
 
 from gateway import heads, protocol, settings
 from scheduler.contracts import errors
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 from tests.unit.gateway.test_protocol import connected
 
 AUTH = b"host: x\r\nauthorization: Bearer ann\r\n"
@@ -87,7 +87,7 @@ def test_heads(said: dict[str, bytes], name: str) -> None:
 
 async def test_head_is_get_without_a_body() -> None:
     async with (
-        harness.gateway(harness.make_view([])) as served,
+        harness.gateway(fleets.make_view([])) as served,
         connected(served) as (reader, writer),
     ):
         writer.write(b"HEAD /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
@@ -204,7 +204,7 @@ async def test_a_body_that_we_do_not_read_yet_is_not_late(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("limit", ["connections", "connections_per_peer"])
 async def test_connections_are_bounded(limit: str) -> None:
     bound: dict[str, Any] = {limit: 2}
-    async with harness.gateway(harness.make_view([]), **bound) as served:
+    async with harness.gateway(fleets.make_view([]), **bound) as served:
         async with connected(served), connected(served), connected(served) as (reader, _):
             said = await asyncio.wait_for(reader.read(), 20)
             assert said.startswith(b"HTTP/1.1 503 ")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway import hop, hop_pool, hop_reader, replica
 from gateway import settings as gateway_settings
 from scheduler.contracts import errors, fleet, frames, usage
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.forebay.frames\r\n"
 KINDS = st.sampled_from(list(frames.Kind))
@@ -288,7 +288,7 @@ async def test_silence_is_a_loss(after_head: bool, tmp_path: Path) -> None:
 async def test_who_is_not_there_is_not_reachable(address: str, tmp_path: Path) -> None:
     secret = tmp_path / "s"
     secret.write_text("s")
-    where = harness.make_replica("r1", address=address, secret_file=str(secret))
+    where = fleets.make_replica("r1", address=address, secret_file=str(secret))
     async with client() as hops:
         with pytest.raises(replica.Lost, match="not reachable") as caught:
             async with opened(hops, where, call()):

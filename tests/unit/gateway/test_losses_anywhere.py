@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.contracts import errors, frames, resume
-from tests.unit.gateway import asking, harness
+from tests.unit.gateway import asking, fleets, harness
 from tests.unit.gateway.test_survival import AGAIN, BEGIN, CHAT, text, token
 
 SEEDS = [(0, 25), *(pytest.param(seed, 1_000, marks=pytest.mark.long) for seed in range(1, 21))]
@@ -65,7 +65,7 @@ async def test_no_token_is_lost_or_doubled(
             harness.FakeReplica(script, "r1").listening() as one,
             harness.FakeReplica(script, "r2").listening() as other,
         ):
-            view = harness.make_view([one.replica(Path(name)), other.replica(Path(name))])
+            view = fleets.make_view([one.replica(Path(name)), other.replica(Path(name))])
             async with harness.gateway(view) as served, asking.http(served) as session:
 
                 async def client() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from gateway import asks, standing
 from scheduler.contracts import clock, fleet, ids, quota, requests
 from scheduler.core import outputs
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 from tests.unit.gateway.test_room_rules import ask, room
 
 
@@ -19,8 +19,8 @@ def asking(endpoint: requests.Endpoint, body: dict[str, Any]) -> asks.Asking:
 
 
 def test_a_ranking_is_work_by_all_of_its_documents_and_keeps_the_longest() -> None:
-    replica = harness.make_replica("r1", max_context=2048)
-    known = standing.Standing(harness.make_view([replica], runner="embed"))
+    replica = fleets.make_replica("r1", max_context=2048)
+    known = standing.Standing(fleets.make_view([replica], runner="embed"))
     body = {"model": "chat", "query": "q" * 40, "documents": ["d" * 360] * 50}
     asked = asking(requests.Endpoint.RERANK, body)
     found = asks.needs(asked, known, 0.0, outputs.Outputs(outputs.Rules()), 0)
@@ -31,7 +31,7 @@ async def test_large_rankings_wait_here_and_not_inside_an_engine(
     fake_clock: clock.FakeClock,
 ) -> None:
     """By its longest document each looked small, and an engine got thousands of texts at once."""
-    made, _ = room(fake_clock, harness.make_replica("r1", seats=8))
+    made, _ = room(fake_clock, fleets.make_replica("r1", seats=8))
     large: dict[str, Any] = {"endpoint": "/v1/rerank", "chars": 400, "all_chars": 20_000}
     first, second = (made.enter(ask(name, prompts=50, **large)) for name in "ab")
     assert (first.open is None, second.open is None) == (False, True)
@@ -44,7 +44,7 @@ async def test_large_rankings_wait_here_and_not_inside_an_engine(
 
 async def test_each_prompt_of_a_list_needs_room(fake_clock: clock.FakeClock) -> None:
     stats = fleet.ReplicaStats(at_us=1, seats=8, kv_blocks=500, kv_free=500, kv_block_tokens=16)
-    made, _ = room(fake_clock, harness.make_replica("r1", stats=stats, max_context=8192))
+    made, _ = room(fake_clock, fleets.make_replica("r1", stats=stats, max_context=8192))
     lists: dict[str, Any] = {"prompt_tokens": 3000, "all_tokens": 6000, "max_tokens": 10}
     first, second = (made.enter(ask(name, prompts=2, seats=2, **lists)) for name in "ab")
     assert first.open is not None

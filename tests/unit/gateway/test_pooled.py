@@ -17,7 +17,7 @@ import pytest
 from gateway import asks
 from scheduler.contracts import ids, requests, usage
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 ANN = (("authorization", "Bearer ann"),)
 USED = {"prompt_tokens": 6, "total_tokens": 6}
@@ -44,7 +44,7 @@ async def told(received: harness.Received, out: harness.Out) -> None:
 async def routed(script: harness.Script, runner: str) -> AsyncIterator[harness.Served]:
     with tempfile.TemporaryDirectory() as tmp:
         async with harness.FakeReplica(script).listening() as fake:
-            view = harness.make_view([fake.replica(Path(tmp))], runner=runner)
+            view = fleets.make_view([fake.replica(Path(tmp))], runner=runner)
             async with harness.gateway(view) as served:
                 yield served
 
@@ -226,7 +226,7 @@ async def test_a_lost_replica_is_replaced_and_the_request_begins_anew(tmp_path: 
         harness.FakeReplica(dies_once, "r1").listening() as one,
         harness.FakeReplica(dies_once, "r2").listening() as other,
     ):
-        view = harness.make_view([one.replica(tmp_path), other.replica(tmp_path)], runner="embed")
+        view = fleets.make_view([one.replica(tmp_path), other.replica(tmp_path)], runner="embed")
         async with harness.gateway(view) as served, stub(served) as api:
             message = forebay_pb2.EmbedRequest(model="chat", texts=["a"])
             found = await api.Embed(message, metadata=ANN)
@@ -257,7 +257,7 @@ def test_inputs_of_token_ids_are_counted_exactly() -> None:
 
 async def test_whoever_is_sent_away_hears_how_long_a_start_took() -> None:
     for start_s, after in ((0, "5"), (90, "90")):
-        view = harness.make_view([], runner="embed", start_s=start_s)
+        view = fleets.make_view([], runner="embed", start_s=start_s)
         async with harness.gateway(view, no_replica_grace_s=0.0) as served:
             answer = await post(served, "/v1/embeddings", input="a")
             assert (answer.status_code, answer.headers["retry-after"]) == (503, after)
@@ -268,7 +268,7 @@ async def test_whoever_is_sent_away_hears_how_long_a_start_took() -> None:
 
 async def test_a_request_waits_for_a_model_that_waiting_brings_back_from_zero() -> None:
     """Refused at once it would wait nowhere, and nobody would start the model for it."""
-    view = harness.make_view([], runner="embed", start_s=90, wakes=("1",))
+    view = fleets.make_view([], runner="embed", start_s=90, wakes=("1",))
     async with harness.gateway(view, no_replica_grace_s=0.0) as served:
         headers = harness.ANN_AUTH | {"X-Forebay-Priority": "interactive"}
         body = {"model": "chat", "input": "a"}
@@ -290,7 +290,7 @@ async def test_a_request_waits_for_a_model_that_waiting_brings_back_from_zero() 
 
 async def test_nobody_waits_for_a_version_that_waiting_does_not_bring_back() -> None:
     """One in quarantine beside another that may start: pinned to it a request waited in vain."""
-    view = harness.make_view([], runner="embed", wakes=("1",), weights={"1": 50, "2": 50})
+    view = fleets.make_view([], runner="embed", wakes=("1",), weights={"1": 50, "2": 50})
     async with harness.gateway(view, no_replica_grace_s=0.0) as served:
         answer = await post(served, "/v1/embeddings", input="a", forebay_version="2")
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")

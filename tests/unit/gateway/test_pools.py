@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.contracts import fleet
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 from tests.unit.gateway.asking import code, http
 
 COMPLETIONS = "/v1/completions"
@@ -26,7 +26,7 @@ async def pooled(
             harness.FakeReplica(harness.hello, "r2").listening() as other,
         ):
             long = other.replica(Path(name), version="long", max_context=2048, state=state)
-            view = harness.make_view(
+            view = fleets.make_view(
                 [one.replica(Path(name), max_context=200), long],
                 pools=(fleet.Pool(100, "long", 2048),),
                 base_context=200,

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from gateway import protocol
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -56,7 +56,7 @@ async def flooded(connection: Connection, begin: bytes, piece: bytes) -> bytes:
 )
 async def test_a_head_without_end_is_cut_off(begin: bytes, piece: bytes) -> None:
     async with (
-        harness.gateway(harness.make_view([])) as served,
+        harness.gateway(fleets.make_view([])) as served,
         connected(served) as connection,
     ):
         said = await flooded(connection, begin, piece)
@@ -65,7 +65,7 @@ async def test_a_head_without_end_is_cut_off(begin: bytes, piece: bytes) -> None
 
 
 async def test_a_head_that_does_not_come_is_not_waited_for() -> None:
-    async with harness.gateway(harness.make_view([]), head_timeout_s=0.05) as served:
+    async with harness.gateway(fleets.make_view([]), head_timeout_s=0.05) as served:
         for begin, says in ((b"", b""), (b"GET /health HT", b"HTTP/1.1 408 ")):
             async with connected(served) as (reader, writer):
                 writer.write(begin)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from scheduler.contracts import clock, errors, fleet, loras, observed, requests
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets
 from tests.unit.gateway.test_room_rules import ask, room
 
 S = loras.AdapterState
@@ -14,7 +14,7 @@ I = requests.Tier.INTERACTIVE  # noqa: E741
 
 def replica(name: str, *held: tuple[str, loras.AdapterState], **changes: object) -> fleet.Replica:
     """Return a replica that takes adapters at run time, with some."""
-    made = harness.make_replica(name, adapters={}, adapter_slots=2, **changes)
+    made = fleets.make_replica(name, adapters={}, adapter_slots=2, **changes)
     copies = tuple(
         loras.HeldAdapter(one, f"/a/{one}", state, load_ms=2_400.0) for one, state in held
     )
@@ -24,7 +24,7 @@ def replica(name: str, *held: tuple[str, loras.AdapterState], **changes: object)
 def view(
     revision: int, *replicas: fleet.Replica, faults: dict[str, str] | None = None
 ) -> fleet.FleetView:
-    return harness.make_view(
+    return fleets.make_view(
         replicas, revision, adapters=("poet", "law"), adapter_faults=faults or {}
     )
 
@@ -146,14 +146,14 @@ async def test_who_waits_for_one_that_is_taken_away_is_told_soon(
     made, source = room(fake_clock, replica("r1"))
     source.set(view(2, replica("r1")))
     poet, law = made.enter(ask("p", adapter="poet")), made.enter(ask("l", adapter="law"))
-    source.set(harness.make_view((replica("r1"),), 3, adapters=("law",)))
+    source.set(fleets.make_view((replica("r1"),), 3, adapters=("law",)))
     made.tick()
     assert poet.open is None
     await fake_clock.advance(1.0)
     made.tick()
     source.set(view(4, replica("r1")))  # a view of the moment before: it is there
     made.tick()
-    source.set(harness.make_view((replica("r1"),), 5, adapters=("law",)))
+    source.set(fleets.make_view((replica("r1"),), 5, adapters=("law",)))
     await fake_clock.advance(1.5)
     made.tick()
     await fake_clock.advance(2.0)

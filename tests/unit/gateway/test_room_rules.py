@@ -12,7 +12,7 @@ from gateway import asks, dependencies, local_room, local_waiter, settings
 from scheduler.contracts import clock, errors, fleet, ids, ports, quota, requests, usage
 from scheduler.core import quota as books
 from scheduler.core import quota_limits as limits
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 I, S, B = requests.Tier.INTERACTIVE, requests.Tier.STANDARD, requests.Tier.BATCH  # noqa: E741 - tiers
 NOW_US = clock.FakeClock().wall_us()
@@ -68,7 +68,7 @@ def room(
     book: quota.Quotas | None = None,
     **options: Any,
 ) -> tuple[local_room.LocalRoom, ports.StaticFleet]:
-    source = ports.StaticFleet(harness.make_view(replicas, max_context=65536))
+    source = ports.StaticFleet(fleets.make_view(replicas, max_context=65536))
     deps = dependencies.Dependencies(
         settings.GatewaySettings(**options),
         ports.StaticKeys(harness.KEYS),
@@ -87,7 +87,7 @@ def granted(waiters: list[local_waiter.LocalWaiter]) -> list[local_waiter.LocalW
 
 async def test_a_team_that_floods_waits_for_itself_alone(fake_clock: clock.FakeClock) -> None:
     """One seat, 200 of one team before one of another: the other has the second turn, not the 201st."""
-    made, _ = room(fake_clock, harness.make_replica("r1", seats=1))
+    made, _ = room(fake_clock, fleets.make_replica("r1", seats=1))
     flood = [made.enter(ask(f"f{n}", team="flood")) for n in range(200)]
     other = made.enter(ask("o", team="other"))
     served = 0
@@ -104,7 +104,7 @@ async def test_a_team_that_floods_waits_for_itself_alone(fake_clock: clock.FakeC
 
 
 async def test_a_flood_that_fills_the_band_gives_way_to_others(fake_clock: clock.FakeClock) -> None:
-    made, _ = room(fake_clock, harness.make_replica("r1", seats=1), queue_interactive=10)
+    made, _ = room(fake_clock, fleets.make_replica("r1", seats=1), queue_interactive=10)
     flood = [made.enter(ask(f"f{n}", team="flood")) for n in range(11)]
     with pytest.raises(errors.Shed):
         made.enter(ask("f11", team="flood"))
@@ -118,8 +118,8 @@ async def test_a_flood_that_fills_the_band_gives_way_to_others(fake_clock: clock
 async def test_shapes_do_not_block_each_other(fake_clock: clock.FakeClock) -> None:
     made, _ = room(
         fake_clock,
-        harness.make_replica("r1", seats=2),
-        harness.make_replica("r2", seats=2, adapters={}),
+        fleets.make_replica("r1", seats=2),
+        fleets.make_replica("r2", seats=2, adapters={}),
     )
     poets = [made.enter(ask(f"p{n}", adapter="poet")) for n in range(5)]
     plain = [made.enter(ask(f"n{n}")) for n in range(2)]
@@ -134,7 +134,7 @@ async def test_shapes_do_not_block_each_other(fake_clock: clock.FakeClock) -> No
 async def test_a_request_waits_until_its_blocks_fit(fake_clock: clock.FakeClock) -> None:
     """Eight seats are free; the KV cache holds two prompts of 3,000 tokens with their answers, not three."""
     stats = fleet.ReplicaStats(at_us=1, seats=8, kv_blocks=500, kv_free=500, kv_block_tokens=16)
-    made, _ = room(fake_clock, harness.make_replica("r1", stats=stats, max_context=8192))
+    made, _ = room(fake_clock, fleets.make_replica("r1", stats=stats, max_context=8192))
     big = [made.enter(ask(f"b{n}", prompt_tokens=3000, max_tokens=500)) for n in range(3)]
     for waiter in big:
         if waiter.open is not None:
@@ -150,7 +150,7 @@ async def test_a_request_waits_until_its_blocks_fit(fake_clock: clock.FakeClock)
 
 async def test_estimates_follow_what_a_team_samples(fake_clock: clock.FakeClock) -> None:
     book = Book()
-    made, _ = room(fake_clock, harness.make_replica("r1"), book=book)
+    made, _ = room(fake_clock, fleets.make_replica("r1"), book=book)
     first = made.enter(ask("a", chars=4000))
     assert first.needs.output_tokens == 256
     for n in range(70):
@@ -168,7 +168,7 @@ async def test_quotas_are_reserved_before_the_wait_and_settled_once(
     fake_clock: clock.FakeClock,
 ) -> None:
     book = Book()
-    made, _ = room(fake_clock, harness.make_replica("r1", seats=1), book=book, queue_interactive=1)
+    made, _ = room(fake_clock, fleets.make_replica("r1", seats=1), book=book, queue_interactive=1)
     first = made.enter(ask("a", prompt_tokens=10, max_tokens=7))
     assert (book.claims[0].output_tokens, book.claims[0].team) == (7, "physics")
     second = made.enter(ask("b"))
@@ -187,7 +187,7 @@ async def test_quotas_are_reserved_before_the_wait_and_settled_once(
 async def test_standard_leaves_seats_to_interactive_while_these_come(
     fake_clock: clock.FakeClock,
 ) -> None:
-    made, _ = room(fake_clock, harness.make_replica("r1", seats=20), holdback=0.1)
+    made, _ = room(fake_clock, fleets.make_replica("r1", seats=20), holdback=0.1)
     alone = [made.enter(ask(f"x{n}", S)) for n in range(20)]
     assert len(granted(alone)) == 20  # nobody interactive has come
     for waiter in alone:
@@ -210,7 +210,7 @@ async def test_standard_leaves_seats_to_interactive_while_these_come(
 async def test_long_prompts_stay_in_their_pool_and_a_team_has_few(
     fake_clock: clock.FakeClock,
 ) -> None:
-    replicas = [harness.make_replica(f"r{n}", max_context=65536) for n in range(4)]
+    replicas = [fleets.make_replica(f"r{n}", max_context=65536) for n in range(4)]
     made, _ = room(fake_clock, *replicas, long_prompt_tokens=1000, long_per_team=2)
     long = [
         made.enter(ask(f"{team}{n}", team=team, prompt_tokens=2000, max_tokens=10))
@@ -238,7 +238,7 @@ async def test_frozen_statistics_s5(fake_clock: clock.FakeClock) -> None:
     """S5: all statistics freeze for 5 s: interactive goes round under caps, batch takes known seats."""
     stats = fleet.ReplicaStats(at_us=1, seats=8, interactive=1, batch=2)
     replicas = [
-        harness.make_replica(f"r{n}", stats=stats, seats=8, reserved_seats=1) for n in range(3)
+        fleets.make_replica(f"r{n}", stats=stats, seats=8, reserved_seats=1) for n in range(3)
     ]
     made, source = room(fake_clock, *replicas, queue_batch=500)
     made.tick()
@@ -266,7 +266,7 @@ async def test_frozen_statistics_s5(fake_clock: clock.FakeClock) -> None:
 
 
 async def test_batch_that_is_shed_hears_when_to_come_back(fake_clock: clock.FakeClock) -> None:
-    one = harness.make_replica("r1", seats=1, reserved_seats=0)
+    one = fleets.make_replica("r1", seats=1, reserved_seats=0)
     made, _ = room(fake_clock, one, queue_total=2)
     made.enter(ask("running"))
     line = made.enter(ask("b", B))
@@ -277,11 +277,11 @@ async def test_batch_that_is_shed_hears_when_to_come_back(fake_clock: clock.Fake
     assert told.value.retry_after_s == 1.0
 
 
-async def test_a_hundred_thousand_wait_and_a_tick_asks_about_shapes_not_about_them(
+async def test_thousands_wait_and_a_tick_asks_about_shapes_not_about_them(
     fake_clock: clock.FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, _ = room(
-        fake_clock, harness.make_replica("r1", seats=1), queue_interactive=10**6, queue_total=10**6
+        fake_clock, fleets.make_replica("r1", seats=1), queue_interactive=10**6, queue_total=10**6
     )
     for n in range(3_000):
         made.enter(ask(f"q{n}", team=f"t{n % 50}"))
@@ -301,7 +301,7 @@ async def test_a_hundred_thousand_wait_and_a_tick_asks_about_shapes_not_about_th
 async def test_standard_that_has_waited_too_long_takes_a_seat_that_is_kept(
     fake_clock: clock.FakeClock,
 ) -> None:
-    made, _ = room(fake_clock, harness.make_replica("r1", seats=20), age_standard_s=30.0)
+    made, _ = room(fake_clock, fleets.make_replica("r1", seats=20), age_standard_s=30.0)
     running = [await made.wait(made.enter(ask(f"i{n}"))) for n in range(20)]
     old = made.enter(ask("old", S))
     granted = False
@@ -375,7 +375,7 @@ async def test_two_hundred_at_once_overspend_by_no_more_than_one(
     short = quota.Spent(2, 0, 1)
     limits_ = [limits.Limit(_DAY, 3 * least)]
     book = books.Book()
-    made, _ = room(fake_clock, harness.make_replica("r1", seats=8), book=book)
+    made, _ = room(fake_clock, fleets.make_replica("r1", seats=8), book=book)
     for n in range(70):
         made.leave(made.enter(ask(f"l{n}", team=asked.team, chars=4000, size=4000)), short)
         await fake_clock.advance(0)

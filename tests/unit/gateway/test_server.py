@@ -9,7 +9,7 @@ import pytest
 
 from gateway import dependencies, server, settings
 from gateway.admission import rooms
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 
 async def test_taken_ports_are_named() -> None:
@@ -25,7 +25,7 @@ async def test_taken_ports_are_named() -> None:
 
 async def test_openapi_describes_our_fields_and_needs_no_key() -> None:
     async with (
-        harness.gateway(harness.make_view([])) as served,
+        harness.gateway(fleets.make_view([])) as served,
         httpx.AsyncClient(base_url=served.http, trust_env=False, verify=False) as session,
     ):
         described = (await session.get("/openapi.json")).json()
@@ -41,7 +41,7 @@ async def test_a_part_that_fails_ends_the_gateway(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("the waiting room fell down")
 
     async def serve() -> None:
-        async with harness.gateway(harness.make_view([])) as served:
+        async with harness.gateway(fleets.make_view([])) as served:
             monkeypatch.setattr("gateway.local_room.LocalRoom.tick", lambda self: broken())
             await served.task
 
@@ -65,5 +65,5 @@ async def test_one_of_several_workers_listens_once_it_knows_the_fleet(
 
     monkeypatch.setattr(rooms, "first_view", first_view)
     monkeypatch.setattr(server, "_listen", listening)
-    async with harness.gateway(harness.make_view([]), workers=2):
+    async with harness.gateway(fleets.make_view([]), workers=2):
         assert seen == ["view", "listen"]

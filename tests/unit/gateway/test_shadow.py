@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from scheduler.contracts import fleet, observed, quota, usage
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 from tests.unit.gateway.asking import http
 
 CHAT = "/v1/chat/completions"
@@ -38,7 +38,7 @@ async def shadowed(
                 one.replica(Path(name), seats=seats, reserved_seats=0),
                 other.replica(Path(name), version="2", **(replica or {})),
             ]
-            view = harness.make_view(replicas, shadow="2", shadow_percent=percent)
+            view = fleets.make_view(replicas, shadow="2", shadow_percent=percent)
             async with harness.gateway(view, **options) as served:
                 yield served, one, other
 

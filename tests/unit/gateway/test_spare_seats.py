@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from scheduler.contracts import errors, ids
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 from tests.unit.gateway.admission_site import B, ask, house, turn
 
-TWO = harness.make_view([harness.make_replica("r1", seats=2, reserved_seats=1)])
+TWO = fleets.make_view([fleets.make_replica("r1", seats=2, reserved_seats=1)])
 
 
 async def test_over_a_link_too() -> None:

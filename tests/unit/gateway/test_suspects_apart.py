@@ -4,13 +4,13 @@ import pytest
 
 from gateway import local_room, local_waiter, waiting
 from scheduler.contracts import clock, errors, ids, requests
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 from tests.unit.gateway.admission_site import ask as far_ask
 from tests.unit.gateway.admission_site import house, turn
 from tests.unit.gateway.test_room_rules import ask, room
 
 B = requests.Tier.BATCH
-ONE, TWO = harness.make_replica("r1"), harness.make_replica("r2")
+ONE, TWO = fleets.make_replica("r1"), fleets.make_replica("r2")
 
 
 def where(waiter: local_waiter.LocalWaiter) -> str:
@@ -123,7 +123,7 @@ async def test_a_batch_line_hears_what_part_it_had(fake_clock: clock.FakeClock) 
 
 
 async def test_a_worker_of_another_process_hears_the_same() -> None:
-    async with house(harness.make_view([ONE])) as made, made.worker() as far:
+    async with house(fleets.make_view([ONE])) as made, made.worker() as far:
         await harness.until(lambda: far.connected)
         line, person = (
             far.enter(far_ask("line", B, batch=requests.BatchRef(ids.BatchJobId(1), "c", lost=1))),

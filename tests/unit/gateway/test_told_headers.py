@@ -12,7 +12,7 @@ import pytest
 from gateway.admission import messages
 from scheduler.contracts import quota
 from scheduler.contracts.v1 import forebay_pb2, forebay_pb2_grpc
-from tests.unit.gateway import admission_site, asking, harness
+from tests.unit.gateway import admission_site, asking, fleets, harness
 from tests.unit.gateway.test_openai import client
 from tests.unit.gateway.test_quotas import book
 
@@ -133,7 +133,7 @@ class _Told(admission_site.Book):
 
 
 async def test_another_process_hears_them_with_the_turn(tmp_path: Path) -> None:
-    view = harness.make_view([harness.make_replica("r1")])
+    view = fleets.make_view([fleets.make_replica("r1")])
     house = admission_site.House(tmp_path, view)
     await house.start()
     object.__setattr__(house.room._deps, "quotas", _Told())

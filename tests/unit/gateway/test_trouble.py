@@ -8,7 +8,7 @@ import json
 import pytest
 
 from scheduler.contracts import errors, fleet, frames, usage
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 from tests.unit.gateway.asking import code, http
 
 CHAT = "/v1/chat/completions"
@@ -177,7 +177,7 @@ async def test_no_replica_waits_for_one_that_starts() -> None:
 
 
 async def test_no_replica_at_all_is_503_after_the_grace_time() -> None:
-    async with harness.gateway(harness.make_view([]), no_replica_grace_s=0.1) as served:
+    async with harness.gateway(fleets.make_view([]), no_replica_grace_s=0.1) as served:
         async with http(served) as session:
             response = await session.post(CHAT, json=harness.chat_body())
         assert (response.status_code, code(response)) == (503, "no_replica")
@@ -213,7 +213,7 @@ async def test_before_the_first_view_nothing_is_ready() -> None:
         assert (await session.get("/health")).status_code == 503
         response = await session.post(CHAT, json=harness.chat_body())
         assert (response.status_code, code(response)) == (503, "no_replica")
-        served.fleet.set(harness.make_view([]))
+        served.fleet.set(fleets.make_view([]))
         assert (await session.get("/health")).status_code == 200
 
 

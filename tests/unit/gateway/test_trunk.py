@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway import hop, hop_pool, probing, trunk, vouching
 from scheduler.contracts import fleet, frames, ids, trunks
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 from tests.unit.gateway.test_hop import CUTS, FRAME, FakeTransport, pieces, taker
 
 OWNER = (ids.ReplicaId("r1"), 1)
@@ -277,10 +277,10 @@ async def test_a_trunk_to_a_replica_that_the_fleet_lost_ends() -> None:
     known = trunk.Trunks(probing.Probes(), watch)
     site = Site()
     known._known[OWNER] = site.trunk
-    watch.see(harness.make_view([harness.make_replica("r1")]))
+    watch.see(fleets.make_view([fleets.make_replica("r1")]))
     known.doubt()
     assert not site.trunk.closed
-    lost = harness.make_replica("r1", state=fleet.ReplicaState.LOST)
-    watch.see(harness.make_view([lost]))
+    lost = fleets.make_replica("r1", state=fleet.ReplicaState.LOST)
+    watch.see(fleets.make_view([lost]))
     known.doubt()
     assert site.trunk.closed

@@ -8,7 +8,7 @@ import pytest
 
 from gateway import hop, probing, vouching
 from scheduler.contracts import fleet, ids
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 from tests.unit.gateway.asking import http, two
 from tests.unit.gateway.test_hop import BEGIN, answering, piece, taker
 from tests.unit.gateway.test_survival import BEGIN as PROMPT
@@ -19,11 +19,11 @@ R1 = (ids.ReplicaId("r1"), 1)
 
 
 def view(*replicas: fleet.Replica, epoch: int = 1) -> fleet.FleetView:
-    return dataclasses.replace(harness.make_view(replicas), epoch=epoch)
+    return dataclasses.replace(fleets.make_view(replicas), epoch=epoch)
 
 
 def test_what_the_fleet_says_of_a_replica() -> None:
-    one, other = harness.make_replica("r1"), harness.make_replica("r2")
+    one, other = fleets.make_replica("r1"), fleets.make_replica("r2")
     said = vouching.Vouching()
     assert said.silence_s(R1) == math.inf  # nobody has said anything
     said.see(view(one, other))
@@ -47,7 +47,7 @@ def test_what_the_fleet_says_of_a_replica() -> None:
 
 def test_another_leader_that_has_not_heard_of_all_yet_ends_nothing() -> None:
     said = vouching.Vouching()
-    said.see(view(harness.make_replica("r1")))
+    said.see(view(fleets.make_replica("r1")))
     said.see(view(epoch=2))
     assert said.silence_s(R1) == math.inf
 
@@ -106,7 +106,7 @@ async def test_a_connection_to_a_doubted_replica_that_speaks_is_believed() -> No
     pool = connection._pool
     pool._busy.add(connection)
     connection.owner = R1
-    pool.vouching.see(view(harness.make_replica("r1")))
+    pool.vouching.see(view(fleets.make_replica("r1")))
     pool.vouching.see(view())
     pool.doubt()
     assert not transport.aborted

@@ -8,7 +8,7 @@ import pytest
 
 from gateway import asks, dependencies, local_room, settings, waiting
 from scheduler.contracts import clock, errors, fleet, ids, ports, requests, usage
-from tests.unit.gateway import harness
+from tests.unit.gateway import fleets, harness
 
 I, B = requests.Tier.INTERACTIVE, requests.Tier.BATCH  # noqa: E741 - tiers
 
@@ -58,7 +58,7 @@ async def outcome(made: local_room.LocalRoom, waiter: waiting.Waiter) -> str:
 
 
 async def test_seats_are_handed_on_as_they_come_free(fake_clock: clock.FakeClock) -> None:
-    made, _ = room(fake_clock, harness.make_view([harness.make_replica("r1", seats=1)]))
+    made, _ = room(fake_clock, fleets.make_view([fleets.make_replica("r1", seats=1)]))
     first, second, third = (made.enter(ask(name)) for name in "abc")
     grant = await made.wait(first)
     assert made.waiting("chat")["interactive"] == 2
@@ -75,11 +75,11 @@ async def test_seats_are_handed_on_as_they_come_free(fake_clock: clock.FakeClock
 
 
 async def test_a_grant_that_nobody_collects_is_given_back(fake_clock: clock.FakeClock) -> None:
-    made, source = room(fake_clock, harness.make_view([]))
+    made, source = room(fake_clock, fleets.make_view([]))
     waiter = made.enter(ask("a"))
     task = asyncio.create_task(made.wait(waiter))
     await fake_clock.advance(0)
-    source.set(harness.make_view([harness.make_replica("r1")], revision=2))
+    source.set(fleets.make_view([fleets.make_replica("r1")], revision=2))
     made.tick()  # grants, and in the same breath the client leaves
     task.cancel()
     await asyncio.wait({task})
@@ -90,8 +90,8 @@ async def test_a_grant_that_nobody_collects_is_given_back(fake_clock: clock.Fake
 
 
 async def test_expiry_and_absence(fake_clock: clock.FakeClock) -> None:
-    starting = harness.make_replica("r1", state=fleet.ReplicaState.STARTING)
-    view = harness.make_view([starting])
+    starting = fleets.make_replica("r1", state=fleet.ReplicaState.STARTING)
+    view = fleets.make_view([starting])
     made, source = room(fake_clock, view, deadline_interactive_s=10, no_replica_grace_s=5)
     soon = made.enter(ask("soon", deadline_us=fake_clock.wall_us() + 2_000_000))
     late = made.enter(ask("late"))
@@ -101,7 +101,7 @@ async def test_expiry_and_absence(fake_clock: clock.FakeClock) -> None:
     await fake_clock.advance(0.2)
     made.tick()
     assert await outcome(made, soon) == "deadline_exceeded"
-    source.set(harness.make_view([], revision=2))
+    source.set(fleets.make_view([], revision=2))
     made.tick()
     await fake_clock.advance(4.9)
     made.tick()
@@ -117,7 +117,7 @@ async def test_expiry_and_absence(fake_clock: clock.FakeClock) -> None:
 
 async def test_batch_does_not_wait_for_a_model_at_zero(fake_clock: clock.FakeClock) -> None:
     """Nobody starts a replica for it, and it would have waited out its deadline, an hour."""
-    view = harness.make_view([], wakes=("1",))
+    view = fleets.make_view([], wakes=("1",))
     made, _ = room(fake_clock, view, no_replica_grace_s=5)
     line, person = made.enter(ask("b", B)), made.enter(ask("i"))
     await fake_clock.advance(5.1)
@@ -135,7 +135,7 @@ async def test_who_names_no_version_waits_for_one_that_may_start(
     fake_clock: clock.FakeClock, draw: float
 ) -> None:
     """Drawn to one in quarantine it would be sent away, though another is started for it."""
-    view = harness.make_view([], wakes=("2",), weights={"1": 99, "2": 1})
+    view = fleets.make_view([], wakes=("2",), weights={"1": 99, "2": 1})
     made, _ = room(fake_clock, view, draw, no_replica_grace_s=0)
     with pytest.raises(errors.NoReplica):
         made.enter(ask("pinned", version="1"))
@@ -146,8 +146,8 @@ async def test_who_names_no_version_waits_for_one_that_may_start(
 
 
 async def test_batch_is_shed_for_interactive(fake_clock: clock.FakeClock) -> None:
-    starting = harness.make_replica("r1", state=fleet.ReplicaState.STARTING)
-    made, _ = room(fake_clock, harness.make_view([starting]), queue_total=2)
+    starting = fleets.make_replica("r1", state=fleet.ReplicaState.STARTING)
+    made, _ = room(fake_clock, fleets.make_view([starting]), queue_total=2)
     first, second = made.enter(ask("b1", B)), made.enter(ask("b2", B))
     made.enter(ask("i1"))
     assert await outcome(made, second) == "overloaded"
@@ -158,13 +158,13 @@ async def test_batch_is_shed_for_interactive(fake_clock: clock.FakeClock) -> Non
 
 
 async def test_a_route_that_changes_takes_the_waiting_along(fake_clock: clock.FakeClock) -> None:
-    old = harness.make_replica("r1", state=fleet.ReplicaState.STARTING)
-    new = harness.make_replica("r2", version="2")
-    made, source = room(fake_clock, harness.make_view([old, new]))
+    old = fleets.make_replica("r1", state=fleet.ReplicaState.STARTING)
+    new = fleets.make_replica("r2", version="2")
+    made, source = room(fake_clock, fleets.make_view([old, new]))
     waiter = made.enter(ask("a"))
     pinned = made.enter(ask("b", version="1"))
     assert made.waiting("chat")["interactive"] == 2
-    source.set(harness.make_view([old, new], revision=2, weights={"2": 100}))
+    source.set(fleets.make_view([old, new], revision=2, weights={"2": 100}))
     made.tick()
     assert await outcome(made, waiter) == "r2"
     assert made.waiting("chat")["interactive"] == 1
@@ -174,15 +174,15 @@ async def test_a_route_that_changes_takes_the_waiting_along(fake_clock: clock.Fa
 async def test_a_suspect_is_passed_over_until_it_has_a_new_incarnation(
     fake_clock: clock.FakeClock,
 ) -> None:
-    one = harness.make_replica("r1")
-    made, source = room(fake_clock, harness.make_view([one]))
+    one = fleets.make_replica("r1")
+    made, source = room(fake_clock, fleets.make_view([one]))
     made.suspect(one)
     waiter = made.enter(ask("a"))
     await fake_clock.advance(0.5)
     made.tick()
     assert made.waiting("chat")["interactive"] == 1
     again = dataclasses.replace(one, incarnation=2)
-    source.set(harness.make_view([again], revision=2))
+    source.set(fleets.make_view([again], revision=2))
     made.tick()
     assert await outcome(made, waiter) == "r1"
     made.suspect(again)
@@ -193,8 +193,8 @@ async def test_a_suspect_is_passed_over_until_it_has_a_new_incarnation(
 
 
 async def test_full_is_believed_for_a_moment_and_per_kind(fake_clock: clock.FakeClock) -> None:
-    one = harness.make_replica("r1")
-    made, _ = room(fake_clock, harness.make_view([one]), full_backoff_s=0.05)
+    one = fleets.make_replica("r1")
+    made, _ = room(fake_clock, fleets.make_view([one]), full_backoff_s=0.05)
     made.full(one, B)
     batch, urgent = made.enter(ask("b", B)), made.enter(ask("i"))
     assert await outcome(made, urgent) == "r1"
@@ -205,7 +205,7 @@ async def test_full_is_believed_for_a_moment_and_per_kind(fake_clock: clock.Fake
 
 
 async def test_requeued_request_goes_before_those_behind_it(fake_clock: clock.FakeClock) -> None:
-    made, _ = room(fake_clock, harness.make_view([harness.make_replica("r1", seats=1)]))
+    made, _ = room(fake_clock, fleets.make_view([fleets.make_replica("r1", seats=1)]))
     first, second = made.enter(ask("a")), made.enter(ask("b"))
     grant = await made.wait(first)
     made.full(grant.replica, I)
@@ -217,11 +217,11 @@ async def test_requeued_request_goes_before_those_behind_it(fake_clock: clock.Fa
 
 
 async def test_the_background_follows_time_and_view(fake_clock: clock.FakeClock) -> None:
-    made, source = room(fake_clock, harness.make_view([]))
+    made, source = room(fake_clock, fleets.make_view([]))
     running = asyncio.create_task(made.run())
     waiter = made.enter(ask("a"))
     await fake_clock.advance(0)
-    source.set(harness.make_view([harness.make_replica("r1")], revision=2))
+    source.set(fleets.make_view([fleets.make_replica("r1")], revision=2))
     assert await outcome(made, waiter) == "r1"
     other = made.enter(ask("b", deadline_us=fake_clock.wall_us() + 60_000, version="1"))
     made.leave(waiter)
@@ -232,8 +232,8 @@ async def test_the_background_follows_time_and_view(fake_clock: clock.FakeClock)
 
 
 async def test_the_same_prefix_goes_where_it_went(fake_clock: clock.FakeClock) -> None:
-    replicas = [harness.make_replica(f"r{n}") for n in range(4)]
-    made, _ = room(fake_clock, harness.make_view(replicas), draw=0.6)
+    replicas = [fleets.make_replica(f"r{n}") for n in range(4)]
+    made, _ = room(fake_clock, fleets.make_view(replicas), draw=0.6)
     body = harness.chat_body(messages=[{"role": "user", "content": "x" * 2000}])
     took = []
     for name in "abc":
