@@ -177,15 +177,15 @@ class Daemon:
     ) -> None:
         """Take over what others left, end what is to be ended, start what may start."""
         decision = self._decision
-        known = {job.job_id: job for job in new}
-        waits = [job for job in new if not self._at_once(job, now)]
+        # By id: thousands may wait, and to compare jobs is to compare all their fields.
+        waits = {job.job_id: job for job in new if not self._at_once(job, now)}
         for job in new:
-            if job not in waits:
+            if job.job_id not in waits:
                 await self._take(job, now)
         for job_id in decision.start:
-            if job_id in known and known[job_id] in waits:
-                await self._take(known[job_id], now)
-        for job in waits:
+            if job_id in waits:
+                await self._take(waits[job_id], now)
+        for job in waits.values():
             why = decision.waits.get(job.job_id)
             if why is not None and job.reason != why:
                 await asyncio.to_thread(self._store.tell, job.job_id, reason=str(why))
