@@ -70,7 +70,10 @@ class BatchJobsSettings:
         least=1,
     )
     poison_after: int = setting(
-        2, "Replicas that a line may lose before it is set aside as poisonous.", least=1
+        2,
+        "A line that has lost so many replicas, the last as the only suspect there, is set aside as "
+        "poisonous.",
+        least=1,
     )
     first_backoff_s: float = setting(
         0.5, "Wait before the first retry of a line; doubles each time.", unit="s", least=0.001

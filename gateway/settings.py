@@ -205,8 +205,9 @@ class GatewaySettings(door_settings.DoorSettings, shadow_settings.ShadowSettings
     )
     replica_attempts: int = setting(
         2,
-        "A request that has lost so many replicas is failed: one that kills them must not kill them "
-        "all. Replicas that leave as planned don't count.",
+        "A request that has lost so many replicas, the last as the only suspect there, is set aside: one "
+        "that kills them must not kill them all. Replicas that leave as planned don't count. 1: it is not "
+        "tried again.",
         least=1,
     )
     full_backoff_s: float = setting(
