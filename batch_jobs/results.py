@@ -19,6 +19,7 @@ OUTPUT = "output.jsonl"
 ERRORS = "errors.jsonl"
 _CHUNK = 1 << 20
 _FOLLOWED = 500  # results in one answer to who follows a job
+_FOLLOWED_BYTES = 4 << 20  # and no more of them than this, but for one: some are megabytes each
 
 _ENDED = {
     model.Ending.CANCELLED: (
@@ -206,13 +207,15 @@ def following(folder: Path, after: int) -> tuple[list[str], int]:
         after: 0, or the place that an earlier call returned.
     """
     found: list[str] = []
+    size = 0
     try:
         with (folder / JOURNAL).open("rb") as file:
             for at, entry in journal.entries(file, after):
                 after = at + entry.size
                 if entry.kind in journal.RESULTS:
                     found.append(entry.data.decode())
-                if len(found) >= _FOLLOWED:
+                    size += len(entry.data)
+                if len(found) >= _FOLLOWED or size >= _FOLLOWED_BYTES:
                     break
     except FileNotFoundError:
         pass

@@ -101,3 +101,20 @@ def test_a_file_without_lines_is_not_there(tmp_path: Path) -> None:
     source = results.Source(tmp_path, 1, 1, lines.Rules(), 1 << 20)
     assert results.build(source, model.Ending.DRAINED, model.Order.INPUT) == results.Built(0, 1)
     assert not (tmp_path / results.OUTPUT).exists()
+
+
+def test_who_follows_gets_large_answers_a_few_at_a_time(
+    source: results.Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "_FOLLOWED_BYTES", 1)
+    told: list[str] = []
+    after, calls = 0, 0
+    while True:
+        found, after = results.following(source.folder, after)
+        if not found:
+            break
+        told += found
+        calls += 1
+    assert (len(told), calls) == (4, 4)
+    monkeypatch.undo()
+    assert results.following(source.folder, 0) == (told, after)
