@@ -282,13 +282,13 @@ def _watched(
 
     How far a batch line was that can't go on from its ids, nobody knows: it is a suspect to its end.
     """
-    told = False
+    told, batch = False, job.request.tier is requests.Tier.BATCH
 
     def watching(frame: frames.Frame) -> bool:
         nonlocal told
         going = take(frame)
         known = job.request.batch is None or not job.sent.why_not
-        if not told and known and job.sent.further():
+        if not told and known and job.sent.further(batch=batch):
             told = True
             grant.passed()
         return going

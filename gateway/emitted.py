@@ -13,6 +13,7 @@ _CREATED = re.compile(rb'"created"\s*:\s*(\d+)')
 _MISSES = 8  # tries at replicas that were gone before; the view forgets such within a second
 _MOST_LOST = 8  # replicas of one request: who is at fault would be known long before
 _FURTHER = 16  # tokens: steps are ahead of what was told of them, and frames may be of several
+_FURTHER_BATCH = 96  # a line's ids come by 64, and up to 16 of them wait in the engine's process
 _ENDED = re.compile(rb'"finish_reason"\s*:\s*"')
 
 
@@ -106,9 +107,13 @@ class Emitted:
             if not self._first:
                 self._first = payload
 
-    def further(self) -> bool:
-        """Whether the answer has come beyond where its replicas were lost, by more than a step or two."""
-        return self.tokens >= self.furthest + _FURTHER
+    def further(self, *, batch: bool) -> bool:
+        """Whether the answer has come beyond where its replicas were lost, by more than a step or two.
+
+        Args:
+            batch: it is a batch line's, which are told less often.
+        """
+        return self.tokens >= self.furthest + (_FURTHER_BATCH if batch else _FURTHER)
 
     def resume(self, *, begun: bool) -> resume.Resume:
         """Return what another replica needs to go on.

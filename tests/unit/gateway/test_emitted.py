@@ -105,9 +105,14 @@ def test_an_answer_is_further_only_beyond_the_furthest_loss() -> None:
     losses.after(LOST, found, begun=False)
     found.clear()
     found.add(data(FIRST, *range(40)))
-    assert not found.further()
+    assert not found.further(batch=False)
     found.add(data(b"", *range(7)))
-    assert found.further()
+    assert found.further(batch=False)
+    assert not found.further(batch=True), (
+        "64 of a line's ids and 16 in its engine may not be told yet"
+    )
+    found.add(data(b"", *range(80)))
+    assert found.further(batch=True)
 
 
 def test_replicas_that_leave_as_planned_are_no_loss() -> None:
