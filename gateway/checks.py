@@ -22,6 +22,12 @@ MAX_PARTS = (
 MAX_DEPTH = (
     100  # of objects and lists; schemas of tools have a dozen, recursion ends a few hundred later
 )
+# As OpenAI's bound on a schema. vLLM 0.32 compiles 28 KB of choices in 0.3 s on one core, 280 KB in 10 s;
+# with an enum of 1 MB it is not done after minutes, and no other grammar of that replica is begun meanwhile.
+MAX_GRAMMAR = 128 * 1024
+_COMPILED = ("structured_outputs", "response_format", "text", "tools")
+_UNFORCED = (None, "none", "auto")
+_encode = msgspec.json.Encoder().encode
 _decode = (
     msgspec.json.Decoder().decode
 )  # strict, and takes nothing that `json` would read otherwise
@@ -170,10 +176,23 @@ def check(endpoint: requests.Endpoint, body: Mapping[str, Any], more: Collection
     for name in ("stream_options", "structured_outputs", "response_format"):
         if not isinstance(body.get(name), dict | None):
             raise _fault(name, f"must be an object, not a {kind(body[name])}")
+    _grammars(body)
     options = body.get("stream_options")
     if options is not None and not body.get("stream"):
         raise _fault("stream_options", "is only allowed with stream: true")
     fields.check(endpoint, body, more)
+
+
+def _grammars(body: Mapping[str, Any]) -> None:
+    """Judge the size of what an engine compiles before it answers, while others' grammars wait behind it."""
+    for name in _COMPILED:
+        value = body.get(name)
+        if not value or (name == "tools" and body.get("tool_choice") in _UNFORCED):
+            continue
+        if len(_encode(value)) > MAX_GRAMMAR:
+            raise _fault(
+                name, f"must be of at most {MAX_GRAMMAR} bytes: an engine compiles it first"
+            )
 
 
 def kind(value: Any) -> str:

@@ -96,6 +96,37 @@ async def test_faults_are_named() -> None:
         assert not fake.received
 
 
+LONG = "x" * checks.MAX_GRAMMAR
+TOOL = {"type": "function", "function": {"name": "f", "description": LONG}}
+FITS = {"choice": ["x" * (checks.MAX_GRAMMAR - len('{"choice":[""]}'))]}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"structured_outputs": FITS}, ""),
+        ({"structured_outputs": {"regex": LONG}}, "structured_outputs"),
+        ({"response_format": {"type": "json_schema", "json_schema": LONG}}, "response_format"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "auto"}, ""),
+        ({"tools": [TOOL]}, ""),
+    ],
+)
+async def test_what_an_engine_would_compile_for_long_is_refused(
+    body: dict[str, Any], param: str
+) -> None:
+    """One such request kept vLLM from every other grammar of its replica, for good."""
+    async with harness.one_replica(harness.hello) as (served, fake):
+        response = await post(served, json=harness.chat_body(**body))
+    if param:
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        assert len(response.content) < 1024
+    else:
+        assert response.status_code == 200
+    assert bool(fake.received) is not bool(param)
+
+
 NOT_JSON = [
     (b'{"model": "chat", "x": "\xff"}', "byte 24 is not UTF-8"),
     (b'{"model": ', "not JSON"),
