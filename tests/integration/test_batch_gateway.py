@@ -102,6 +102,38 @@ async def test_a_file_runs_through_the_gateway_and_is_billed_line_by_line(tmp_pa
         assert identity.batch_job_id == 1
 
 
+async def test_only_the_lines_that_kill_a_replica_are_set_aside(tmp_path: Path) -> None:
+    """Two of eight do, and take along whoever stands beside them; all eight begin together."""
+    poisonous = {"c3", "c6"}
+    tries: collections.Counter[str] = collections.Counter()
+    deaths = [asyncio.Event()]
+
+    async def script(received: harness.Received, out: harness.Out) -> None:
+        custom_id, death = received.identity.custom_id, deaths[-1]
+        tries[custom_id] += 1
+        if custom_id in poisonous:
+            await asyncio.sleep(0.05)  # the others have come by then
+            deaths.append(asyncio.Event())
+            death.set()
+        try:
+            await asyncio.wait_for(death.wait(), 0.2)
+            await out.reset()
+        except TimeoutError:
+            await harness.hello(received, out)
+
+    (tmp_path / "requests.jsonl").write_bytes(world.many(8))
+    async with site(tmp_path, script) as here, here.runner():
+        assert (await here.command("fbatch", "requests.jsonl")).code == 0
+        job = await here.store.ended(1)
+    assert (job.counts.ok, job.counts.failed) == (6, 2)
+    folder = intake.job_folder(tmp_path, 1)
+    failed = [json.loads(text) for text in (folder / results.ERRORS).read_bytes().splitlines()]
+    assert {line["custom_id"] for line in failed} == poisonous
+    assert {line["error"]["code"] for line in failed} == {"poisonous_line"}
+    assert max(tries[name] for name in poisonous) <= 3
+    assert min(tries.values()) >= 2, "all of them were there when the first one killed"
+
+
 async def test_polls_of_three_clients_and_a_restart_cost_nothing_a3(tmp_path: Path) -> None:
     """Case A3: the bill is the sum of the lines' own rows, however often and by whom it is looked at."""
     (tmp_path / "requests.jsonl").write_bytes(world.many(4))
