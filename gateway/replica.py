@@ -29,6 +29,7 @@ _HEAD = (
 _LISTED = re.compile(r"\d+ validation errors?: \{")
 _FAULT = re.compile(r"""\{'type': '[^']*', 'loc': '([^']*)', 'msg': (?:'([^']*)'|"([^"]*)")""")
 _FORM = re.compile(r"\.([A-Z]\w*|\w+\[.*\])(?=\.|$)")  # its name in the place of a fault
+_CUT = re.compile(r'"message"\s*:\s*("(?:[^"\\]|\\.){1,2000})')  # of a body too long to keep
 _FORMS = 3  # of one field that are told
 _TRUNK = trunks.HEADER.encode() + b": %b\r\n"
 
@@ -299,6 +300,9 @@ def engine_error(status: int, raw: bytes, missing: str = "") -> errors.ForebayEr
         parsed = json.loads(raw)
         fields = parsed.get("error") if isinstance(parsed.get("error"), Mapping) else parsed
         message, param = fields.get("message"), fields.get("param")
+    if message is None and (cut := _CUT.search(raw.decode("utf-8", "ignore"))) is not None:
+        with contextlib.suppress(ValueError):
+            message = json.loads(cut[1] + '"')
     if status == 404 and (not message or str(message).lower() == "not found"):
         message = f"{missing or 'not found'}: use another endpoint or another model"
     text = " ".join(str(message or f"the engine refused the request ({status})").split())

@@ -192,6 +192,20 @@ async def test_of_an_engines_list_of_faults_the_first_is_named(
     assert error["message"] == f"{param}: {words}"
 
 
+async def test_an_engines_reason_is_told_though_it_repeats_what_was_sent() -> None:
+    """A body of an error is kept up to a bound: what was cut off is no JSON any more."""
+
+    async def refuses(received: harness.Received, out: harness.Out) -> None:
+        message = 'bad_words has an "empty"\n string: ' + "w, " * 100_000
+        await out.json(400, {"error": {"message": message, "code": 400}})
+
+    async with harness.one_replica(refuses) as (served, _):
+        response = await post(served, json=harness.chat_body())
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith('bad_words has an "empty" string: w, w')
+    assert len(response.content) < 4096
+
+
 async def test_a_surprise_has_openais_shape() -> None:
     router = fastapi.APIRouter()
 
