@@ -372,6 +372,12 @@ class Daemon:
                 await self._finisher.finish(run, ending)
             except journal.JournalError as error:
                 await self._finisher.give_up(run, str(error))
+            except (
+                Exception
+            ) as fault:  # ours: every other job would end with this runner, again and again
+                _LOG.exception("job %d: its results can't be made", run.job.job_id)
+                why = f"a fault of Forebay's, please report it: {type(fault).__name__}: {fault}"
+                await self._finisher.give_up(run, why)
         finally:
             committing.cancel()
             if run.over.is_set():

@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,6 +127,26 @@ async def test_a_line_that_fails_too_often_is_given_up_with_its_last_error(
     assert stage.gateway.calls["c2"] == world.QUICK.retry_cap
     error = stage.errors(1)[0]["error"]
     assert error["message"] == "line 2: given up after 5 failures: said internal"
+
+
+async def test_a_job_whose_results_cannot_be_made_fails_alone(
+    stage: batch_stage.Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of ours in one job must not end the runner, and with it all others."""
+    build = results.build
+
+    def breaks(source: results.Source, *others: Any) -> results.Built:
+        if source.job_id == 1:
+            raise RecursionError("too deep")
+        return build(source, *others)
+
+    monkeypatch.setattr(results, "build", breaks)
+    jobs = [await stage.submit(world.many(2)) for _ in range(2)]
+    async with world.daemon_running(stage.store, stage.state_dir, stage.gateway.url):
+        ended = [await stage.store.ended(job_id) for job_id in jobs]
+    assert [job.state for job in ended] == [model.State.FAILED, model.State.COMPLETED]
+    assert ended[0].reason == model.Reason.LAUNCH_FAILED
+    assert "RecursionError: too deep" in ended[0].detail
 
 
 async def test_a_line_that_kills_a_replica_alone_is_set_aside(stage: batch_stage.Stage) -> None:
