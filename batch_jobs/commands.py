@@ -190,28 +190,44 @@ def _fqueue(argv: Sequence[str], around: submitting.Surroundings) -> int:
     if known.start:
         params["estimates"] = "1"
     while True:
-        said = around.api.call("GET", _JOBS, params=params).json
-        found = listing.within(said["jobs"], _states(known))
-        said["jobs"] = jobs = _tasks(form.sorted(found, known.sort), known.jobs)
-        if not jobs and params.keys() <= {"ids", "estimates"}:
-            raise command_line.CommandError(f"there is no job {known.jobs}, or it is not yours")
-        if not known.array:
-            jobs = form.sorted(listing.collapsed(jobs), known.sort)
-        if known.json:
-            command_line.print_json(said, around.out)
-        else:
-            if known.iterate:
-                now = datetime.datetime.fromtimestamp(clocks.SystemClock().wall_us() / 1e6, zone)
-                print(now.strftime("%a %b %d %H:%M:%S %Y"), file=around.out)
-            for line in listing.lines(jobs, form, header=not known.noheader):
-                print(line, file=around.out)
-            # What reads a pipe expects jobs alone; a gateway of an older release tells nothing.
-            if known.start and around.out.isatty() and "estimates" in said:
-                print(foretold.words(said["estimates"]), file=around.out)
+        try:
+            _list(known, form, zone, params, around)
+        except command_line.Unanswered as error:
+            if not known.iterate:
+                raise
+            command_line.say(f"fqueue: error: {error}", around.err)  # and looks again, as squeue
         if not known.iterate:
             return 0
         around.out.flush()
         around.pause(known.iterate)
+
+
+def _list(
+    known: argparse.Namespace,
+    form: listing.Format,
+    zone: datetime.tzinfo,
+    params: Mapping[str, str],
+    around: submitting.Surroundings,
+) -> None:
+    """Print the jobs as they are now."""
+    said = around.api.call("GET", _JOBS, params=params).json
+    found = listing.within(said["jobs"], _states(known))
+    said["jobs"] = jobs = _tasks(form.sorted(found, known.sort), known.jobs)
+    if not jobs and params.keys() <= {"ids", "estimates"}:
+        raise command_line.CommandError(f"there is no job {known.jobs}, or it is not yours")
+    if not known.array:
+        jobs = form.sorted(listing.collapsed(jobs), known.sort)
+    if known.json:
+        command_line.print_json(said, around.out)
+        return
+    if known.iterate:
+        now = datetime.datetime.fromtimestamp(clocks.SystemClock().wall_us() / 1e6, zone)
+        print(now.strftime("%a %b %d %H:%M:%S %Y"), file=around.out)
+    for line in listing.lines(jobs, form, header=not known.noheader):
+        print(line, file=around.out)
+    # What reads a pipe expects jobs alone; a gateway of an older release tells nothing.
+    if known.start and around.out.isatty() and "estimates" in said:
+        print(foretold.words(said["estimates"]), file=around.out)
 
 
 def _awaited(known: argparse.Namespace, around: submitting.Surroundings) -> int:

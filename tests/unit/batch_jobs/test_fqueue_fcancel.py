@@ -5,10 +5,12 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from batch_jobs import model
+from scheduler.contracts import command_line, ports
 from tests.unit.batch_jobs import commanding, world
 
 store = commanding.store  # the fixture
@@ -55,6 +57,37 @@ def test_fqueue_again_and_again(api: world.AppApi, tmp_path: Path) -> None:
         len(re.findall(r"^\w{3} \w{3} \d\d \d\d:\d\d:\d\d \d{4}$", out.getvalue(), re.MULTILINE))
         == 2
     )
+
+
+def test_fqueue_looks_again_though_the_gateway_does_not_answer(
+    api: world.AppApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As squeue -i does; without -i it ends with the error."""
+    from batch_jobs import commands
+
+    call, asked = api.call, 0
+
+    def flaky(*about: Any, **more: Any) -> ports.ApiResponse:
+        nonlocal asked
+        asked += 1
+        if asked != 2:
+            raise command_line.Unanswered("the gateway does not answer")
+        return call(*about, **more)
+
+    def pause(seconds: float) -> None:
+        if asked == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "call", flaky)
+    out, err = io.StringIO(), io.StringIO()
+    code = commands.fqueue(
+        ["-h", "-i", "2"], api=api, out=out, err=err, env={"TZ": "UTC"}, cwd=tmp_path,
+        stdin=io.StringIO(), pause=pause,
+    )  # fmt: skip
+    assert (code, asked) == (130, 3)
+    assert err.getvalue().splitlines()[:-1] == ["fqueue: error: the gateway does not answer"] * 2
+    assert len(out.getvalue().splitlines()) == 1
+    assert world.run_command("fqueue", [], api, tmp_path).code == 1
 
 
 @pytest.mark.parametrize(
