@@ -23,11 +23,10 @@ def agent(told: Path) -> int:
         read = spec.AgentSpec.read(told)
     except tellings.SpecError as error:
         raise command_line.CommandError(str(error)) from error
+    how = launcher(os.environ)
     sink = sinks.open_spool(f"agent-{read.lease_id}")
     try:
-        return asyncio.run(
-            agents.serve(read, launcher=launcher(os.environ), sink=sink, clock=clock.SystemClock())
-        )
+        return asyncio.run(agents.serve(read, launcher=how, sink=sink, clock=clock.SystemClock()))
     finally:
         sink.close()
 
@@ -47,5 +46,15 @@ def replica(told: Path) -> int:
 
 
 def launcher(env: Mapping[str, str]) -> ports.StepLauncher:
-    """Return what the lease's environment asks for: srun in a real job, local processes elsewhere."""
-    return steps.for_lease(stored.read(steps.Wanted, json.loads(env[LAUNCHER])))
+    """Return what the lease's environment asks for: srun in a real job, local processes elsewhere.
+
+    Raises:
+        command_line.CommandError: it is not the environment of a lease.
+    """
+    try:
+        wanted = stored.read(steps.Wanted, json.loads(env[LAUNCHER]))
+    except (LookupError, TypeError, ValueError) as error:
+        raise command_line.CommandError(
+            f"{LAUNCHER} is not set as a lease has it: an agent is started by the broker, in a job of Slurm's"
+        ) from error
+    return steps.for_lease(wanted)

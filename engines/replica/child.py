@@ -86,6 +86,10 @@ def run(spec_path: Path, sink_factory: launch.SinkFactory) -> int:
         live(record, lambda: sink_factory(record.writer), reporter)
     except KeyboardInterrupt:
         return 0  # uvicorn raises the signal again once it has stopped
+    except launch.LaunchError as error:
+        _log.error("replica: %s", error)
+        reporter.failed(str(error))
+        return 1
     except Exception as error:
         _log.exception("replica")
         reporter.failed(f"{type(error).__name__}: {error}")

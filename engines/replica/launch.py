@@ -92,7 +92,7 @@ class Launch:
                 role=fleet.Role(value["role"]),
                 rank=None if rank is None else stored.read(Rank, rank),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise LaunchError(f"launch record: {error}") from error
 
     @classmethod

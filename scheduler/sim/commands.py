@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -42,12 +43,18 @@ def simulate_main(argv: Sequence[str], *, out: TextIO, err: TextIO) -> int:
             for name in ("hours", "start_hour", "seed")
             if getattr(asked, name) is not None
         }
-        if changes.get("hours", 1) <= 0 or not 0 < asked.factor <= 1:
+        if not 0 < changes.get("hours", 1) < math.inf or not 0 < asked.factor <= 1:
             raise command_line.CommandError(
                 "--hours and --factor: more than 0, the factor at most 1"
             )
+        if not 0 <= changes.get("start_hour", 0) < math.inf:
+            raise command_line.CommandError("--start-hour: a number of hours from 0")
         site = dataclasses.replace(site, **changes).scaled(asked.factor)
         names = [name for name in asked.policy.split(",") if name]
+        if not names:
+            raise command_line.CommandError(
+                f"--policy: name some of {', '.join(policies.POLICIES)}"
+            )
         for name in names:
             if name not in policies.POLICIES:
                 known = ", ".join(policies.POLICIES)

@@ -190,6 +190,27 @@ def test_the_command_prints_figures_and_json(tmp_path: Path) -> None:
     assert "no such policy" in err.getvalue()
 
 
+NO_NUMBERS = """\
+--hours nan
+--hours inf
+--hours 0
+--start-hour nan
+--start-hour -1
+--factor nan
+--factor 2
+--policy ,
+--policy , --beside azure-code"""
+
+
+@pytest.mark.parametrize("words", NO_NUMBERS.splitlines())
+def test_what_is_no_number_or_no_policy_is_refused_in_a_line(words: str) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    assert commands.simulate_main(["azure-code", *words.split()], out=out, err=err) == 1
+    assert err.getvalue().startswith("forebay simulate: error: --")
+    assert words.split(maxsplit=1)[0] in err.getvalue()
+    assert err.getvalue().count("\n") == 1
+
+
 def test_a_parked_replica_wakes_faster_than_it_starts() -> None:
     here = world.World(
         site(), policies.POLICIES["full"], policies.Planner(), 0.0, tally.Tally(site(), 0.0)
