@@ -103,7 +103,7 @@ def withdraw(done: Sequence[Submitted], around: Surroundings) -> str:
             cancelled.append(str(job_id))
     words = [f"batch job {', '.join(cancelled)} was cancelled"] if cancelled else []
     if left:
-        words.append(f"batch job {', '.join(left)} was not: fcancel {','.join(left)}")
+        words.append(f"batch job {', '.join(left)} was not cancelled: fcancel {','.join(left)}")
     return "; ".join(words)
 
 
@@ -154,7 +154,10 @@ def _one(
         "POST", JOBS, params={"options": json.dumps(wish)}, upload=found.path
     ).json
     if stamp is None or _stamp(found.path) != stamp:
-        _withdraw(answer, found.shown, around)
+        what = withdraw([Submitted(merged, answer)], around) or "nothing was submitted"
+        raise command_line.CommandError(  # what was read may be half of each version
+            f"{found.shown} changed while it was read, {what}: submit it again when it is whole"
+        )
     return Submitted(merged, answer)
 
 
@@ -188,17 +191,6 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _withdraw(answer: Mapping[str, Any], shown: str, around: Surroundings) -> None:
-    """Cancel a job whose file was written to meanwhile: what was read may be half of each version."""
-    done = "nothing was submitted"
-    if answer["job_id"] is not None:
-        around.api.call("POST", f"{JOBS}/{answer['job_id']}/cancel")
-        done = f"job {answer['job_id']} was cancelled"
-    raise command_line.CommandError(
-        f"{shown} changed while it was read, {done}: submit it again when it is whole"
-    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ def test_a_job_that_cannot_be_cancelled_is_named_and_keeps_no_other(
     said = submit(api, tmp_path, refused, "--array=0-1")
     assert said.err == (
         "fbatch: error: --companion: no partition for you; batch job 2 was cancelled; "
-        "batch job 1 was not: fcancel 1\n"
+        "batch job 1 was not cancelled: fcancel 1\n"
     )
     job = json.loads(world.run_command("fqueue", ["--json", "-r"], api, tmp_path).out)
     assert [each["cancel_us"] > 0 for each in job["jobs"]] == [False, True]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batch_jobs import model, options, routes
-from scheduler.contracts import ports, times
+from scheduler.contracts import command_line, ports, times
 from tests.unit.batch_jobs import commanding, world
 
 store = commanding.store  # the fixture
@@ -290,6 +290,26 @@ def test_a_file_that_changes_while_it_is_read_is_not_run(
     for job in store.list():
         assert job.cancel_us or job.state is model.State.CANCELLED
     assert len(store.list()) == len(states)
+
+
+def test_a_file_that_changes_while_the_gateway_goes_away_leaves_no_job_unsaid(
+    api: world.AppApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = commanding.write(tmp_path, "a.jsonl", world.many(2))
+    call = api.call
+
+    def meanwhile(method: str, path: str, **rest: Any) -> ports.ApiResponse:
+        if path.endswith("/cancel"):
+            raise command_line.Unanswered("the gateway does not answer")
+        answer = call(method, path, **rest)
+        with (tmp_path / "a.jsonl").open("ab") as file:
+            file.write(world.line("late"))
+        return answer
+
+    monkeypatch.setattr(api, "call", meanwhile)
+    said = commanding.fbatch(api, tmp_path, name)
+    assert said.code == 1
+    assert "changed while it was read, batch job 1 was not cancelled: fcancel 1" in said.err
 
 
 def test_results_never_go_over_the_file_that_they_are_of(
