@@ -14,6 +14,9 @@ _MOST_S = 10.0  # between two looks, where nobody watches
 
 Show = Callable[[Mapping[str, Any]], None]
 Say = Callable[[str], None]
+Ask = Callable[[], ports.ApiResponse]
+Patiently = Callable[[Ask], Any]
+"""Asks again for a minute; returns the answer's JSON."""
 
 
 def until_done(
@@ -47,7 +50,7 @@ def until_done(
     ask = functools.partial(api.call, "GET", f"/forebay/v1/jobs/{job_id}")
     with _display(err, quiet=quiet) as (show, say):
 
-        def patiently(ask: Callable[[], ports.ApiResponse]) -> Any:
+        def patiently(ask: Ask) -> Any:
             return command_line.patiently(
                 ask, pause, tell=lambda words: say(f"job {job_id}: {words}")
             ).json
@@ -61,7 +64,7 @@ def until_done(
             each_s = _EACH_S if watched else pace_s(waited_s)
             pause(each_s)
             waited_s += each_s
-    written = [] if folder is None else fetch(job, api=api, folder=folder)
+        written = [] if folder is None else fetch(job, api=api, folder=folder, patiently=patiently)
     if not quiet:
         print(summary(job), file=err)
         for path in written:
@@ -80,7 +83,7 @@ def _follow(
     after: int,
     api: ports.Api,
     out: TextIO | None,
-    patiently: Callable[[Callable[[], ports.ApiResponse]], Any],
+    patiently: Patiently,
 ) -> int:
     """Print the answers that have come since; returns the place behind what is printed."""
     while out is not None:
@@ -96,7 +99,9 @@ def _follow(
     return after
 
 
-def fetch(job: Mapping[str, Any], *, api: ports.Api, folder: Path) -> list[Path]:
+def fetch(
+    job: Mapping[str, Any], *, api: ports.Api, folder: Path, patiently: Patiently
+) -> list[Path]:
     """Download the results that Forebay could not publish, since the caller is no Unix user there.
 
     Returns:
@@ -115,7 +120,9 @@ def fetch(job: Mapping[str, Any], *, api: ports.Api, folder: Path) -> list[Path]
         name = patterns.expand(pattern, job_id=job["job_id"], name=job["name"], user=job["user"])
         target, unfinished = folder / name, folder / f".{name}.part"
         try:
-            api.call("GET", f"/forebay/v1/jobs/{job['job_id']}/{part}", download=unfinished)
+            path = f"/forebay/v1/jobs/{job['job_id']}/{part}"
+            # They were waited for for hours: a gateway that restarts now must not cost them.
+            patiently(functools.partial(api.call, "GET", path, download=unfinished))
             unfinished.replace(target)
         except OSError as error:
             raise command_line.CommandError(f"{target}: {error.strerror}") from None

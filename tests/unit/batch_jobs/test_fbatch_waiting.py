@@ -1,5 +1,6 @@
 """fbatch --wait and fqueue --wait: what is shown meanwhile, exit codes, a gateway that is away."""
 
+import dataclasses
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -185,6 +186,38 @@ def test_a_gateway_that_is_away_is_told_once_and_that_it_is_back_once(
         7, api=Scenes(*away), err=quiet, pause=lambda _: None, folder=None, quiet=True
     )
     assert not quiet.getvalue()
+
+
+def test_results_are_fetched_though_the_gateway_restarts_at_the_end(tmp_path: Path) -> None:
+    tries = []
+
+    class Restarting(Scenes):
+        def call(
+            self, method: str, path: str, *, download: Path | None = None, **more: Any
+        ) -> ports.ApiResponse:
+            if download is None:
+                return super().call(method, path, **more)
+            tries.append(path)
+            if len(tries) == 1:
+                download.write_bytes(b"half")
+                raise command_line.Unanswered("restarts")
+            download.write_bytes(b"whole")
+            return ports.ApiResponse(200, None, b"")
+
+    unpublished = dataclasses.replace(
+        scene(model.State.COMPLETED, 4), output_path="", error_path=""
+    )
+    err = io.StringIO()
+    code = waiting.until_done(
+        7, api=Restarting(unpublished), err=err, pause=lambda _: None, folder=tmp_path
+    )
+    assert (code, len(tries)) == (0, 2)
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [
+        ("fbatch-7.jsonl", b"whole")
+    ]
+    assert "job 7: restarts; waiting, a minute at most\njob 7: the gateway answers again\n" in (
+        err.getvalue()
+    )
 
 
 def test_a_minute_is_a_minute_though_each_try_takes_half_of_it() -> None:
