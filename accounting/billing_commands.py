@@ -160,6 +160,7 @@ def _adjust(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> Non
 
 
 def _close(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> None:
+    windows.of_month(args.month, datetime.UTC)
     question = f"Close {args.month} for good? Its bill can't be changed afterwards."
     command_line.confirm(question, yes=args.yes, out=out, stdin=stdin)
     body = {"month": args.month, "reason": args.reason}

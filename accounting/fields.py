@@ -49,8 +49,11 @@ def states(text: str) -> frozenset[str]:
     Raises:
         CommandError: one is unknown.
     """
+    words = [word for part in text.split(",") if (word := part.strip().upper())]
+    if not words:
+        raise CommandError(f"-s needs at least one state: of {', '.join(_STATES)}")
     found = set()
-    for word in filter(None, (part.strip().upper() for part in text.split(","))):
+    for word in words:
         full = _STATES.get(word, word)
         if full not in _STATES.values():
             raise CommandError(f"invalid state {word!r}: one of {', '.join(_STATES)}")

@@ -16,6 +16,7 @@ from scheduler.contracts import command_line
 from scheduler.contracts.command_line import CommandError
 
 _WIDTH = re.compile(r"-?\d{1,6}", re.ASCII)
+_LISTED = 20  # fields that a refusal names; facct, which has more, lists them itself
 _WIDEST = 1_000
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _NUMBER = re.compile(r"[+-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?", re.ASCII)
@@ -72,7 +73,7 @@ def choose(text: str, known: Sequence[Column]) -> list[Column]:
             column = dataclasses.replace(column, width=int(width))
         chosen.append(column)
     if not chosen:
-        raise CommandError("no field requested: see --helpformat")
+        raise CommandError(f"no field requested: {_names(known)}")
     return chosen
 
 
@@ -82,7 +83,13 @@ def _find(name: str, known: Sequence[Column]) -> Column:
     begun = [column for column in known if word and column.name.lower().startswith(word)]
     for column in (*exact, *begun):
         return column
-    raise CommandError(f'invalid field requested: "{name}": see --helpformat')
+    raise CommandError(f'invalid field requested: "{name}": {_names(known)}')
+
+
+def _names(known: Sequence[Column]) -> str:
+    if len(known) > _LISTED:
+        return "see --helpformat"
+    return f"there are {', '.join(column.name for column in known)}"
 
 
 def print_fields(known: Sequence[Column], out: TextIO) -> None:

@@ -59,7 +59,7 @@ def _missing(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> lis
 
 
 def _waiting(api: ports.Api, names: Sequence[str], window: windows.Window) -> list[dict[str, Any]]:
-    numbers = [each for each in names if each.isascii() and each.isdigit()]
+    numbers = [each for each in names if each.isascii() and each.isdigit() and len(each) < 19]
     if not numbers:
         return []
     told = api.call("GET", "/forebay/v1/jobs", params={"ids": ",".join(numbers)}).json["jobs"]

@@ -1,6 +1,7 @@
 """fbatch, fqueue and fcancel, with the manners of sbatch, squeue and scancel."""
 
 import argparse
+import contextlib
 import datetime
 import re
 import time
@@ -298,10 +299,10 @@ def _tasks(jobs: Sequence[listing.Job], named: str) -> list[listing.Job]:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < 1e6:
-        raise ValueError(text)
-    return seconds
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1e6:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r}: give seconds, more than 0")
 
 
 def fcancel(

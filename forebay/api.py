@@ -81,7 +81,7 @@ class GatewayApi:
         if not response.is_success:
             unable = response.status_code >= 500
             kind = command_line.Unanswered if unable else command_line.CommandError
-            raise kind(_message(response, body))
+            raise kind(_message(response, body, path))
         try:
             return ports.ApiResponse(response.status_code, jsonlib.loads(body or b"null"), body)
         except ValueError:
@@ -171,12 +171,14 @@ def _json(body: bytes) -> Any:
         return None
 
 
-def _message(response: httpx.Response, body: bytes) -> str:
+def _message(response: httpx.Response, body: bytes, path: str) -> str:
     parsed = _json(body)
     if isinstance(parsed, dict):
         error = parsed.get("error")
         if isinstance(error, dict) and error.get("message"):
             return str(error["message"])
+        if response.status_code == 404 and parsed.get("detail") == "Not Found":
+            return f"the gateway knows nothing at {path}: is the name right, and is it of this release?"
         if parsed.get("detail"):
             return str(parsed["detail"])
     return f"gateway answered {response.status_code} {response.reason_phrase}"

@@ -55,6 +55,11 @@ class Parser(argparse.ArgumentParser):
         found: list[Any] = super()._get_option_tuples(option_string)
         return [each for each in found if each[1] not in self._spelled_out]
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if value == "" and action.nargs is None and not action.option_strings:
+            raise argparse.ArgumentError(action, "must not be empty")
+        super()._check_value(action, value)
+
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and leaving."""
         raise CommandError(f"{message}; see {self.prog} --help", self.usage_code)

@@ -190,9 +190,11 @@ def _update(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) -> Non
         )
     answer: dict[str, Any] = {}
     if "replicas" in pairs:
-        if not pairs["replicas"].isdigit():
-            raise command_line.CommandError(f"update: replicas={pairs['replicas']}: not a number")
-        body = {"replicas": int(pairs["replicas"]), "version": pairs.get("version")}
+        try:
+            number = _replicas(pairs["replicas"])
+        except argparse.ArgumentTypeError as error:
+            raise command_line.CommandError(f"update: replicas={error}") from error
+        body = {"replicas": number, "version": pairs.get("version")}
         answer |= api.call("POST", _model(model, "scale"), json=body).json
     if "batch" in pairs:
         if pairs["batch"] not in {"hold", "release"}:
@@ -207,11 +209,14 @@ def _key_create(args: Any, api: ports.Api, out: TextIO, stdin: TextIO | None) ->
         if name not in set(requests.Tier):
             known = ", ".join(requests.Tier)
             raise command_line.CommandError(f"--tiers {name}: no such tier; known are {known}")
+    models = [name for name in args.models.split(",") if name]
+    if args.models and not models:  # without one the key would be good for all
+        raise command_line.CommandError(f"--models {args.models}: names no model")
     body = {
         "team": args.team,
         "user": args.user,
         "tiers": tiers,
-        "models": [name for name in args.models.split(",") if name],
+        "models": models,
         "admin": args.admin,
         "coordinator": args.coordinator,
         "comment": args.comment,

@@ -62,7 +62,7 @@ def test_bad_input_is_refused_in_one_line(house: running.Running) -> None:
         (("drain", "nowhere"), "no such node"),
         (("resume", "l-nope"), "does not drain"),
         (("preempt", "r-nope", "--dry-run"), "no such replica"),
-        (("update", f"model={running.MODEL}", "replicas=many"), "not a number"),
+        (("update", f"model={running.MODEL}", "replicas=many"), "a number of replicas, or auto"),
         (("release", "batch"), "not held"),
     ):
         assert said in fctl(house, *words, code=1)

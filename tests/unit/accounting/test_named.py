@@ -26,6 +26,7 @@ def test_a_job_that_waits_is_shown_as_sacct_does(run: commanding.Run) -> None:
     ("line", "said"),
     [
         ("-j 999", "999: no batch job, line or request of yours has this id here"),
+        (f"-j {'9' * 30}", f"{'9' * 30}: no batch job, line or request of yours has this id here"),
         ("-j 999,q1", "999: no batch job, line or request of yours has this id here"),
         ("-j q1 -S 2026-01-01 -E 2026-01-02", "q1: no batch job, line or request of yours has this id "
          "in this window"),

@@ -97,6 +97,7 @@ def test_fqueue_refuses(api: world.AppApi, tmp_path: Path, argv: list[str]) -> N
     said = world.run_command("fqueue", argv, api, tmp_path)
     assert (said.code, said.out) == (1, "")
     assert said.err.startswith("fqueue: error: ")
+    assert " _" not in said.err, "no name of a function of ours"
 
 
 def test_fcancel_one_asks_nobody(

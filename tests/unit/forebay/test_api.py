@@ -26,6 +26,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(size)) if size else self._chunks()
         if self.path.startswith("/refused"):
             return self._send(404, {"error": {"message": "job 7: no such job; fqueue lists them"}})
+        if self.path.startswith("/nowhere"):
+            return self._send(404, {"detail": "Not Found"})
         if self.path.startswith("/page"):
             return self._send(200, b"<html>log in</html>")
         if self.path.startswith("/broken"):
@@ -90,6 +92,11 @@ def test_the_gateways_own_words_are_the_error(url: str) -> None:
         client.call("GET", "/refused")
     with pytest.raises(command_line.CommandError, match="gateway answered 502 Bad Gateway"):
         client.call("GET", "/broken")
+
+
+def test_a_path_that_a_gateway_does_not_have_is_named(url: str) -> None:
+    with pytest.raises(command_line.CommandError, match="knows nothing at /nowhere/x: is the name"):
+        api.GatewayApi(url, api.Credential("k")).call("GET", "/nowhere/x")
 
 
 def test_an_answer_that_is_no_json_is_told_in_one_line(url: str) -> None:
