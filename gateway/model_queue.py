@@ -35,19 +35,24 @@ class ModelQueue:
         self.reserving = reserving.Reserving(options.reserve_after_s)
         self.spares: dict[str, local_waiter.LocalWaiter] = {}
         self._ids: frozenset[str] = frozenset()
-        self._seats = self._free = self._free_batch = 0
+        self._alone: frozenset[str] = frozenset()  # replicas that are batch's alone
+        self._seats = self._free = self._free_batch = self._free_alone = 0
 
     def count(self, replicas: Sequence[fleet.Replica], loads: load.Loads) -> None:
         """Count the seats that are left, anew with each view."""
         up = [replica for replica in replicas if replica.state is fleet.ReplicaState.SERVING]
         self._ids = frozenset(replica.replica_id for replica in up)
-        self._seats = self._free = self._free_batch = 0
+        batch = (replica for replica in up if replica.role is fleet.Role.BATCH)
+        self._alone = frozenset(replica.replica_id for replica in batch)
+        self._seats = self._free = self._free_batch = self._free_alone = 0
         for replica in up:
             if replica.role is not fleet.Role.BATCH:
                 self._seats += replica.spec.seats
                 self._free += replica.spec.seats - loads.urgent(replica.replica_id)
             if replica.role is not fleet.Role.INTERACTIVE:
-                self._free_batch += replica.spec.seats - loads.batch(replica.replica_id)
+                free = replica.spec.seats - loads.batch(replica.replica_id)
+                self._free_batch += free
+                self._free_alone += free if replica.replica_id in self._alone else 0
 
     @property
     def seats(self) -> tuple[int, int]:
@@ -71,6 +76,8 @@ class ModelQueue:
             return
         if guard.tier is requests.Tier.BATCH:
             self._free_batch -= change * guard.seats
+            if guard.replica_id in self._alone:
+                self._free_alone -= change * guard.seats
         else:
             self._free -= change * guard.seats
 
@@ -78,18 +85,21 @@ class ModelQueue:
         """Return the bands that need not be asked: no seat is left that they might have.
 
         Standard leaves a part of the seats (`holdback`) to interactive requests, which could not make it
-        give way, as long as these come at all; batch leaves each replica's reserved seats.
+        give way, as long as these come at all; batch leaves each replica's reserved seats, and enters none
+        that it shares while an interactive request waits, whatever that waits for.
         """
         kept = 0
         # One that has waited too long may have a seat that is kept: else it would wait for ever.
         if now - self.interactive_at < HOLDBACK_S and not self.queue.aged(now):
             kept = int(self._seats * self._holdback)
-        if self._free > kept and self._free_batch > 0:
+        waits = self.queue.oldest(requests.Tier.INTERACTIVE) is not None
+        batch = self._free_alone if waits else self._free_batch
+        if self._free > kept and batch > 0:
             return NONE
         closed = {requests.Tier.STANDARD} if self._free <= kept else set()
         if self._free <= 0:
             closed.add(requests.Tier.INTERACTIVE)
-        if self._free_batch <= 0:
+        if batch <= 0:
             closed.add(requests.Tier.BATCH)
         return frozenset(closed)
 
