@@ -259,6 +259,7 @@ class Agent:
             launcher=self._launcher,
             time=self._clock,
             changed=self._changed,
+            leaving=lambda: bool(self._closing),
         )
 
 
