@@ -195,9 +195,9 @@ class Slot:
         """Wait for the step's end; one that was told to close and does not is ended from outside.
 
         Returns:
-            Its exit code. None where the lease leaves and the supervisor has said its last word: all rows are on
-            disk, and what is left of the step Slurm ends with the job. Waiting for it here would only add
-            the one's end to the other's.
+            Its exit code. None where the lease leaves and the supervisor has said its last word: all rows
+            are on disk, and what is left of the step Slurm ends with the job. Waiting for it here would
+            only add the one's end to the other's.
         """
         ended = asyncio.ensure_future(step.wait())
         deadline: float | None = None
