@@ -84,6 +84,15 @@ def test_so_does_what_only_pip_conf_says(folder: Path) -> None:
     assert found["UV_DEFAULT_INDEX"] == "https://newer.site/simple"
 
 
+def test_of_several_indexes_the_best_version_counts_as_with_pip(folder: Path) -> None:
+    """By itself uv takes the first index that has a package, however old its version there is."""
+    more = "file:///srv/one file:///srv/two"
+    (folder / "pip.conf").write_text(f"extra-index-url={more}\n")
+    assert setup(folder) == (0, "")
+    found = told(folder)
+    assert (found["UV_INDEX"], found["UV_INDEX_STRATEGY"]) == (more, "unsafe-best-match")
+
+
 @pytest.mark.parametrize("fault", ["no-index", "no-packages"])
 def test_a_failure_says_in_a_line_what_a_site_may_have_to_set(folder: Path, fault: str) -> None:
     (folder / fault).touch()
