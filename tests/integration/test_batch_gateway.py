@@ -106,11 +106,14 @@ async def test_only_the_lines_that_kill_a_replica_are_set_aside(tmp_path: Path) 
     """Two of eight do, and take along whoever stands beside them; all eight begin together."""
     poisonous = {"c3", "c6"}
     tries: collections.Counter[str] = collections.Counter()
-    deaths = [asyncio.Event()]
+    deaths, together = [asyncio.Event()], asyncio.Event()
 
     async def script(received: harness.Received, out: harness.Out) -> None:
         custom_id, death = received.identity.custom_id, deaths[-1]
         tries[custom_id] += 1
+        if len(tries) == 8:
+            together.set()
+        await together.wait()  # a busy machine may bring the last one late
         if custom_id in poisonous:
             await asyncio.sleep(0.05)  # the others have come by then
             deaths.append(asyncio.Event())
