@@ -57,7 +57,10 @@ async def test_no_token_is_lost_or_doubled(
     seed: int, answers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.placing.SUSPECT_S", 0.01)
-    for name in ("PATIENCE_S", "NEW_PATIENCE_S"):  # half of all streams here are suspects: seconds each
+    for name in (
+        "PATIENCE_S",
+        "NEW_PATIENCE_S",
+    ):  # half of all streams here are suspects: seconds each
         monkeypatch.setattr(f"gateway.local_waiter.{name}", 0.0)
     script = Unreliable(random.Random(seed)).answer
     with tempfile.TemporaryDirectory() as name:
