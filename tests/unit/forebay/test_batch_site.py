@@ -66,7 +66,7 @@ def test_the_price_is_that_of_now_for_tier_batch(tmp_path: Path) -> None:
     assert batch_site.price(books, time, tokens) == "3.00 EUR"
 
 
-def test_a_job_that_was_cancelled_or_is_past_its_time_was_ended_by_its_team(
+def test_why_a_runner_leaves_the_lines_of_a_job(
     tmp_path: Path,
 ) -> None:
     time = clock.FakeClock()
@@ -77,8 +77,11 @@ def test_a_job_that_was_cancelled_or_is_past_its_time_was_ended_by_its_team(
         model.BatchJob(0, "t", "u", deadline_us=now - 1),
         model.BatchJob(0, "t", "u", started_us=now - 2_000_000, time_limit_s=1),
         model.BatchJob(0, "t", "u", started_us=now, deadline_us=now + 1, time_limit_s=1),
+        model.BatchJob(0, "t", "u", started_us=now, requeue_us=now),
     )
     found = [store.add(job, lambda _: None).job_id for job in wanted]
-    ended = [batch_site.ended(store, time, job_id) for job_id in [*found, 99]]
-    assert ended == [True, True, True, False, False]
+    fates = [batch_site.fate(store, time, job_id).value for job_id in [*found, 99]]
+    assert fates == [
+        "cancelled", "expired", "expired", "client_gone", "preempted", "client_gone",
+    ]  # fmt: skip
     store.close()
