@@ -125,11 +125,6 @@ class Scaling:
         """Return the bounds of tier standard."""
         return Bounds(self.standard_floor, self.standard_minimum, self.standard_maximum)
 
-    @property
-    def batch(self) -> Bounds:
-        """Return the bounds of what is lent to batch."""
-        return Bounds(self.batch_floor, self.batch_minimum, self.batch_maximum)
-
     def least(self, *, used: bool) -> int:
         """Return the fewest replicas that callers keep; ``used``: whether somebody has asked lately."""
         tiers = self.interactive.least(used=used) + self.standard.least(used=used)

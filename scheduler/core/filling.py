@@ -76,8 +76,10 @@ def fill(
         stopping.add(stop.replica_id)
         yield stop
     lacking = list(gaps.in_order(lacking))
-    taken = _taken_back(snap, settings, lacking, stopping)
-    gone = rolling | _cordoned(snap)
+    gone = rolling | frozenset(
+        held.lease.lease_id for held in snap.leases if snap.cordoned & set(held.lease.nodes)
+    )
+    taken = _taken_back(snap, settings, lacking, stopping, gone)
     if snap.jobs is not None:
         taken += asks.crossing(snap, settings)
         known = {action.lease_id for action in taken}
@@ -105,26 +107,21 @@ def _taken_back(
     settings: Settings,
     lacking: Sequence[gaps.Gap],
     stopping: set[ids.ReplicaId],
+    gone: frozenset[str],
 ) -> list[actions.CloseLease]:
     """Return the backfill leases that are closed for what serve leases have no room for."""
     if snap.jobs is None or 3 not in settings.rungs:
         return []
-    closed = rollover.rolling(snap, settings) | _cordoned(snap)
+    if all(gap.kind is not fleet.LeaseKind.SERVE for gap in lacking):
+        return []
     rooms = placement.rooms(
         snap,
         silent_s=settings.agent_silent_s,
         stopping=stopping,
-        closed={ids.LeaseId(lease_id) for lease_id in closed},
+        closed={ids.LeaseId(lease_id) for lease_id in gone},
     )
     wanted, spoken = gaps.unplaced(snap, settings, lacking, rooms)
     return list(reclaim.take_back(snap, wanted, stopping, spoken))
-
-
-def _cordoned(snap: snapshot.Snapshot) -> frozenset[str]:
-    """Return the leases on nodes that are kept off."""
-    return frozenset(
-        held.lease.lease_id for held in snap.leases if snap.cordoned & set(held.lease.nodes)
-    )
 
 
 def _parts(

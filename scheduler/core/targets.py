@@ -265,7 +265,7 @@ def _fit(
         for each in snap.deployments
     }
     floors_gpus = sum(kept[key] * sizes[key] for key in kept)
-    batch = sum(_batch_floor(each) * sizes[each.key] for each in snap.deployments)
+    batch = sum(_batch_floor(snap, each) * sizes[each.key] for each in snap.deployments)
     gpus = snap.gpus - max(0, min(batch, snap.gpus - floors_gpus))
     if not snap.gpus or total <= gpus:
         return wanted
@@ -290,9 +290,10 @@ def _fit(
     return kept
 
 
-def _batch_floor(deployment: snapshot.Deployment) -> int:
-    """Return the replicas that are batch's whatever callers need."""
-    if deployment.scaling is None or deployment.hold_batch:
+def _batch_floor(snap: snapshot.Snapshot, deployment: snapshot.Deployment) -> int:
+    """Return the replicas that are batch's whatever callers need; of one in quarantine nothing starts."""
+    resting = deployment.quarantined_until_us > snap.now_us
+    if deployment.scaling is None or deployment.hold_batch or resting:
         return 0
     return deployment.scaling.batch_floor
 
@@ -340,8 +341,8 @@ def _lent(
                 gpus=max(1, sizes[key]),
                 backlog=work,
                 current=extra,
-                floor=scaling.batch_floor,
-                minimum=scaling.batch_minimum,
+                floor=_batch_floor(snap, deployment),
+                minimum=0 if resting else scaling.batch_minimum,
                 maximum=extra if resting else scaling.batch_maximum,
                 young=min(extra, young),
                 short=short,

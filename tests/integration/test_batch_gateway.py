@@ -115,7 +115,6 @@ async def test_only_the_lines_that_kill_a_replica_are_set_aside(tmp_path: Path) 
             together.set()
         await together.wait()
         if custom_id in poisonous:
-            await asyncio.sleep(0.05)  # most of the others have come by then
             there.update(tries if not there else ())
             deaths.append(asyncio.Event())
             death.set()

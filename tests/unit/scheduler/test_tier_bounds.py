@@ -132,6 +132,22 @@ def test_batch_has_its_floor_though_callers_would_need_it(
         assert f"{lent} of them batch's floor" in found.notes[0]
 
 
+def test_of_one_in_quarantine_no_floor_is_kept_free() -> None:
+    snap = _site({"batch_floor": 2, "batch_minimum": 3}, 14)
+    (only,) = snap.deployments
+    other = dataclasses.replace(
+        only,
+        spec=dataclasses.replace(only.spec, model="other"),
+        quarantined_until_us=snap.now_us + 1,
+        quarantine_reason="its engine does not start",
+    )
+    busy = {name: observed.Demand(name, {}, {"interactive": 70}) for name in ("chat", "other")}
+    both = dataclasses.replace(snap, deployments=(only, other), demand=busy)
+    found = targets.decide(both, plans.ELASTIC, {}).of
+    assert (found[KEY].need, found[KEY].lent) == (6, 2)
+    assert (found["other", "v1"].need, found["other", "v1"].lent) == (0, 0)
+
+
 def test_a_minimum_of_batch_is_kept_while_there_is_work_and_goes_last() -> None:
     work = lending.Backlog(1e6)
     small = lending.Want(("a", "v1"), 1, lending.Backlog(700.0), minimum=3)
