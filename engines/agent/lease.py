@@ -259,7 +259,6 @@ class Agent:
             launcher=self._launcher,
             time=self._clock,
             changed=self._changed,
-            leaving=lambda: bool(self._closing),
         )
 
 

@@ -39,7 +39,6 @@ class Means:
         launcher: starts steps.
         time: the clock.
         changed: called when the slot's report is another one.
-        leaving: whether the lease is given back, with all of its GPUs.
     """
 
     told: spec.AgentSpec
@@ -51,7 +50,6 @@ class Means:
     launcher: ports.StepLauncher
     time: clock.Clock
     changed: Callable[[], None]
-    leaving: Callable[[], bool]
 
 
 class Slot:
@@ -112,7 +110,6 @@ class Slot:
             closing.CopyFrom(report)
             closing.state = "closing"
             self._last_word, self._report = report.state, closing
-            self._wake.set()
         self._means.changed()
 
     async def run(self) -> None:
@@ -124,10 +121,6 @@ class Slot:
                 return
             code = await self._watch(self.step)
             self.step = None
-            if code is None:
-                _log.info("slot %s: left with its lease", self.slot_id)
-                self._end(self._last_word, self._report.reason)
-                return
             _log.info("slot %s: its step has ended with %d", self.slot_id, code)
             self._sweep()
             if self.desired.close or self._last_word == "closed":
@@ -191,20 +184,12 @@ class Slot:
             options=told.options,
         )
 
-    async def _watch(self, step: ports.Step) -> int | None:
-        """Wait for the step's end; one that was told to close and does not is ended from outside.
-
-        Returns:
-            Its exit code. None where the lease leaves and the supervisor has said its last word: all rows
-            are on disk, and what is left of the step Slurm ends with the job. Waiting for it here would
-            only add the one's end to the other's.
-        """
+    async def _watch(self, step: ports.Step) -> int:
+        """Wait for the step's end; one that was told to close and does not is ended from outside."""
         ended = asyncio.ensure_future(step.wait())
         deadline: float | None = None
         try:
             while not ended.done():
-                if self._last_word and self._means.leaving():
-                    return None
                 now = self._means.time.monotonic()
                 if self.desired.close and deadline is None:
                     deadline = now + self._patience()

@@ -138,7 +138,7 @@ def test_the_page_says_which_goals_are_met() -> None:
 def test_stages_of_rung_3_add_up_to_the_whole_time() -> None:
     logs = {
         "agent": "2026-11-30 15:03:19,700 I engines.agent.lease leaving: asked\n"
-        "2026-11-30 15:03:20,200 I engines.agent.slots slot l.s0: left with its lease\n",
+        "2026-11-30 15:03:20,200 I engines.agent.slots slot l.s0: its step has ended with 0\n",
         "slot": "2026-11-30 15:03:19,690 I engines.slot.keeper replica r: serving → draining: stop\n"
         "2026-11-30 15:03:20,100 I engines.slot.keeper replica r: draining → stopped: stop\n",
         "slurmctld": "[2026-11-30T15:03:18.000] sched: Allocate JobId=8 NodeList=n1\n"
